@@ -1,0 +1,232 @@
+"""The command line: the one room that knows both wings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from clawgym_env.errors import ClawGymError, ConfigError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train language models through real agent harnesses.")
+harness_app = typer.Typer(no_args_is_help=True, help="Agent harnesses: what there is, what is installed, where.")
+app.add_typer(harness_app, name="harness")
+out = Console(highlight=False)
+err = Console(file=sys.stderr, highlight=False)
+
+
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Our own errors end in one clear line, not in a traceback."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except ClawGymError as error:
+            err.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+@app.command()
+@_guarded
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="quickstart, sft or grpo")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; runs/RECIPE-TIME by default")] = None,
+    resume_dir: Annotated[Path | None, typer.Option("--resume", help="go on with a run that was stopped")] = None,
+) -> None:
+    """Train a policy: clawgym train quickstart seed=1 grpo.steps=20"""
+    if (recipe is None) == (resume_dir is None):
+        raise ConfigError("name a recipe (clawgym train quickstart) or a run to go on with (--resume RUN), not both")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ConfigError("training needs the extra 'train': pip install -c constraints.txt -e '.[train]'") from None
+    from torchrl_ext.progress import RunProgress
+    from torchrl_ext.recipes import config as recipes
+    from torchrl_ext.recipes import run
+
+    progress = RunProgress()
+    if resume_dir is not None:
+        if overrides:
+            raise ConfigError("a resumed run keeps its settings; leave the overrides out")
+        path, go = resume_dir, lambda: run.resume(resume_dir, progress)
+        _ensure_harness(str(_config_of(resume_dir).get("harness", "")))
+    else:
+        settings = recipes.build(str(recipe), overrides or [])
+        path = out_dir or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+        _ensure_harness(settings.harness)
+        path_, settings_ = path, settings
+        go = lambda: run.train(str(recipe), settings_, path_, progress)  # noqa: E731
+    progress.line(f"run folder: {path}")
+    try:
+        folder = go()
+    except KeyboardInterrupt:
+        err.print(f"stopped; go on with: clawgym train --resume {path}")
+        raise typer.Exit(130) from None
+    from clawgym_env.report import write_report
+
+    progress.line(f"report: {write_report(folder)}")
+
+
+@app.command("eval")
+@_guarded
+def evaluate(
+    harness: Annotated[str, typer.Option(help="agent harness")] = "pi",
+    tasks: Annotated[str, typer.Option(help="task suite")] = "builtin",
+    model: Annotated[str | None, typer.Option(help="run folder or Hugging Face folder")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL, such as http://host:8000/v1")] = None,
+    model_name: Annotated[str, typer.Option(help="model name to ask the endpoint for")] = "policy",
+    n: Annotated[int, typer.Option(min=1, help="tasks")] = 96,
+    level: Annotated[int, typer.Option(min=1, max=3)] = 1,
+    split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 0,
+    max_calls: Annotated[int, typer.Option(min=1)] = 0,
+    timeout_s: Annotated[float, typer.Option(min=1.0)] = 0.0,
+    concurrency: Annotated[int, typer.Option(min=1)] = 4,
+    sandbox: Annotated[str, typer.Option()] = "bubblewrap",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="folder for the rollouts")] = None,
+) -> None:
+    """Measure Pass@1, by task family, with its 95% interval.
+
+    The endpoint's key is read from OPENAI_API_KEY.
+    """
+    if (model is None) == (endpoint is None):
+        raise ConfigError("say what to measure: --model RUN_OR_FOLDER or --endpoint URL")
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"unknown split {split!r}; there are train, validation, test")
+    _ensure_harness(harness)
+    from clawgym_env import measuring
+
+    small = model is not None
+    plan = measuring.Plan(
+        harness=harness, suite=tasks, level=level, split=split, n=n, seed=seed, temperature=temperature,
+        max_tokens=max_tokens or (96 if small else 4096), max_calls=max_calls or (4 if small else 64),
+        timeout_s=timeout_s or (60.0 if small else 900.0), sandbox=sandbox, concurrency=concurrency,
+    )  # fmt: skip
+    if endpoint is not None:
+        opened = measuring.open_endpoint(endpoint, model_name, os.environ.get("OPENAI_API_KEY"))
+    else:
+        opened = _open_model(str(model))
+    rollouts = asyncio.run(measuring.run(plan, *opened, on_done=lambda k: err.print(f"{k}/{n}", end="\r")))
+    if out_dir is not None:
+        measuring.store(out_dir, plan, rollouts)
+    _print_evaluation(rollouts, f"{model or endpoint} under {harness}, {tasks} level {level}, {split}")
+
+
+@app.command()
+@_guarded
+def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Write a run's report again."""
+    from clawgym_env.report import write_report
+    from clawgym_env.store import RunFolder
+
+    out.print(str(write_report(RunFolder.existing(run))))
+
+
+@app.command()
+@_guarded
+def doctor() -> None:
+    """Say what works on this machine and what is missing."""
+    from clawgym_env.harnesses import HARNESSES, get_harness
+    from clawgym_env.sandboxes import BACKENDS, get_backend
+
+    table = Table("part", "state", "detail", box=None)
+    for name in BACKENDS:
+        found = get_backend(name).probe()
+        table.add_row(f"sandbox {name}", "ok" if found.available else "missing", found.detail)
+    for name in HARNESSES:
+        try:
+            get_harness(name).mounts()
+            table.add_row(f"harness {name}", "ok", "")
+        except ClawGymError as error:
+            table.add_row(f"harness {name}", "missing", str(error))
+    out.print(table)
+
+
+@harness_app.command("list")
+@_guarded
+def harness_list() -> None:
+    """List harnesses with version, licence, wires and size."""
+    from clawgym_env.harnesses import HARNESSES, get_harness
+    from clawgym_env.harnesses.install import installed
+
+    table = Table("name", "title", "version", "licence", "wires", "size", "installed", box=None)
+    for name in HARNESSES:
+        info = get_harness(name).info
+        place = "built in" if not info.install_mb else str(installed(name) or "no")
+        size = f"{info.install_mb} MB" if info.install_mb else "-"
+        table.add_row(name, info.title, info.version or "-", info.licence, ", ".join(info.wires), size, place)
+    out.print(table, soft_wrap=True)
+
+
+@harness_app.command("install")
+@_guarded
+def harness_install(name: str) -> None:
+    """Install a harness at its pinned version into the cache."""
+    from clawgym_env.harnesses.install import install
+
+    out.print(str(install(name, lambda text: err.print(text))), soft_wrap=True)
+
+
+@harness_app.command("path")
+@_guarded
+def harness_path(name: str) -> None:
+    """Print where a harness is installed."""
+    from clawgym_env.harnesses.install import require
+
+    out.print(str(require(name)), soft_wrap=True)
+
+
+def _ensure_harness(name: str) -> None:
+    """Installs what a run needs on first use, with a line that says so."""
+    from clawgym_env.harnesses import get_harness
+    from clawgym_env.harnesses.install import ensure
+
+    if get_harness(name).info.install_mb:
+        ensure(name, lambda text: err.print(text))
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    from clawgym_env.store import RunFolder
+
+    return RunFolder.existing(path).config
+
+
+def _open_model(name: str) -> Any:
+    try:
+        from torchrl_ext.recipes.run import open_model
+    except ImportError:
+        raise ConfigError("a local model needs the extra 'train': pip install -c constraints.txt -e '.[train]'") from None
+    return open_model(name)
+
+
+def _print_evaluation(rollouts: list[Any], title: str) -> None:
+    from clawgym_env.evaluation import evaluate as summarise
+
+    summary = summarise(rollouts)
+    table = Table("family", "Pass@1", "95% interval", "passed", title=title, title_justify="left", box=None)
+    for name, rate in [*summary.by_family.items(), ("all", summary.overall)]:
+        share = f"{100 * rate.rate:.1f}%" if rate.scored else "-"
+        table.add_row(name, share, f"{100 * rate.low:.1f} - {100 * rate.high:.1f}", f"{rate.passed}/{rate.scored}")
+    out.print(table)
+    if summary.unscored:
+        out.print("not scored: " + ", ".join(f"{k} {v}" for k, v in summary.unscored.items()))
+
+
+def main() -> None:
+    """Entry point of the ``clawgym`` command."""
+    app()

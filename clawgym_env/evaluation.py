@@ -1,0 +1,92 @@
+"""Pass@1 of a policy under a harness, with its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clawgym_env.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Share of scored rollouts that passed.
+
+    Attributes:
+        low: Lower end of the 95% Wilson interval; ``high``, its upper end.
+    """
+
+    passed: int
+    scored: int
+    low: float
+    high: float
+
+    @property
+    def rate(self) -> float:
+        """Pass@1 in [0, 1]; NaN without a scored rollout."""
+        return self.passed / self.scored if self.scored else math.nan
+
+    def __str__(self) -> str:
+        if not self.scored:
+            return "no scored rollout"
+        return f"{100 * self.rate:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}] ({self.passed}/{self.scored})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Pass@1 over all tasks and by family, and what could not be scored.
+
+    Attributes:
+        unscored: Status -> rollouts that count neither way.
+    """
+
+    overall: PassRate
+    by_family: dict[str, PassRate]
+    unscored: dict[str, int]
+    calls: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-like form for metrics."""
+        return {
+            "pass_at_1": self.overall.rate,
+            "low": self.overall.low,
+            "high": self.overall.high,
+            "passed": self.overall.passed,
+            "scored": self.overall.scored,
+            "by_family": {k: v.rate for k, v in self.by_family.items()},
+            "unscored": self.unscored,
+            "calls": self.calls,
+        }
+
+
+def wilson(passed: int, scored: int, z: float = 1.959964) -> PassRate:
+    """Pass rate with the Wilson score interval (Wilson 1927), which behaves at 0% and 100%.
+
+        (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    if scored == 0:
+        return PassRate(0, 0, 0.0, 1.0)
+    p, n = passed / scored, float(scored)
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return PassRate(passed, scored, max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
+
+
+def evaluate(rollouts: Sequence[Rollout]) -> Evaluation:
+    """Summarises rollouts; unscored ones take no part."""
+    passed: dict[str, int] = defaultdict(int)
+    scored: dict[str, int] = defaultdict(int)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            scored[rollout.family] += 1
+            passed[rollout.family] += rollout.reward.passed
+    return Evaluation(
+        overall=wilson(sum(passed.values()), sum(scored.values())),
+        by_family={f: wilson(passed[f], scored[f]) for f in sorted(scored)},
+        unscored=dict(Counter(str(r.status) for r in rollouts if r.reward is None)),
+        calls=sum(len(r.records) for r in rollouts) / max(1, len(rollouts)),
+    )

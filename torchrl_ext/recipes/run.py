@@ -1,0 +1,125 @@
+"""From settings to a finished run: opens what the stages need and calls them in order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from clawgym_env.errors import ConfigError
+from clawgym_env.harnesses import get_harness
+from clawgym_env.rendering import ChatRenderer
+from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.sandboxes import get_backend
+from clawgym_env.store import RunFolder
+from clawgym_env.tasks import get_suite
+from torchrl_ext.engine import TorchEngine
+from torchrl_ext.models import PolicyConfig, create_policy, load_policy, save_policy
+from torchrl_ext.progress import RunProgress
+from torchrl_ext.recipes.config import (
+    RECIPES,
+    GRPOConfig,
+    QuickstartConfig,
+    RunSettings,
+    SFTConfig,
+    validate,
+)
+from torchrl_ext.trainer import Workbench, capture_demonstrations, fine_tune, measure, reinforce
+
+
+def train(recipe: str, settings: RunSettings, path: Path, progress: RunProgress) -> RunFolder:
+    """Runs a recipe in a new folder.
+
+    Raises:
+        ConfigError: the folder holds a run already, or a setting cannot be honoured.
+    """
+    if (path / "config.json").exists():
+        raise ConfigError(f"{path} holds a run already: continue it with --resume {path}, or name another --out")
+    folder = RunFolder(path)
+    folder.write_config({"recipe": recipe, **settings.model_dump(mode="json")})
+    return _run(settings, folder, progress)
+
+
+def resume(path: Path, progress: RunProgress) -> RunFolder:
+    """Goes on with a run that was stopped, with the settings it was started with.
+
+    Raises:
+        ConfigError: there is no run there.
+    """
+    folder = RunFolder.existing(path)
+    data = folder.config
+    recipe = str(data.pop("recipe", ""))
+    if recipe not in RECIPES:
+        raise ConfigError(f"{path} was not made by a recipe of this version: recipe {recipe!r}")
+    return _run(validate(RECIPES[recipe], data), folder, progress)
+
+
+def _run(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> RunFolder:
+    torch.set_num_threads(settings.threads)
+    bench = open_bench(settings, folder, progress)
+    if isinstance(settings, QuickstartConfig):
+        capture_demonstrations(bench, settings.demos)
+        fine_tune(bench, settings.sft, folder, "demos")
+        measure(bench, settings.eval, "before")
+        reinforce(bench, settings.grpo, settings.eval)
+        measure(bench, settings.eval, "after")
+    elif isinstance(settings, SFTConfig):
+        measure(bench, settings.eval, "before")
+        fine_tune(bench, settings.sft, RunFolder.existing(Path(settings.rollouts)))
+        measure(bench, settings.eval, "after")
+    elif isinstance(settings, GRPOConfig):
+        measure(bench, settings.eval, "before")
+        reinforce(bench, settings.grpo, settings.eval)
+        measure(bench, settings.eval, "after")
+    else:
+        raise ConfigError(f"no recipe runs {type(settings).__name__}")
+    save_policy(bench.model, bench.tokenizer_dir, folder.path / "policy")
+    return folder
+
+
+def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Workbench:
+    """Everything the stages share; what is missing is said before any work begins."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    backend = get_backend(settings.sandbox)
+    harness = get_harness(settings.harness)
+    harness.mounts()
+    suite = get_suite(settings.suite, level=settings.level)
+    source = resolve_model(settings.model) if settings.model else None
+    tokenizer_dir = source or SHIPPED_TOKENIZER
+    renderer = ChatRenderer.from_folder(tokenizer_dir)
+    model: PreTrainedModel
+    if source is not None:
+        model = load_policy(source)
+    else:
+        config = PolicyConfig(
+            vocab_size=renderer.vocab_size, max_positions=settings.max_context, seed=settings.seed
+        )
+        model = create_policy(config)
+    return Workbench(folder, settings, model, tokenizer_dir, renderer, backend, harness, suite, progress)
+
+
+def resolve_model(name: str) -> Path:
+    """The Hugging Face folder that a run folder or a path stands for.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    path = Path(name)
+    for candidate in (path / "policy", path / "checkpoints" / "best", path):
+        if (candidate / "config.json").is_file() and any(candidate.glob("*.safetensors")):
+            return candidate
+    raise ConfigError(f"{name} is neither a run folder with a policy nor a Hugging Face folder with safetensors weights")
+
+
+def open_model(name: str, *, max_context: int = 4096) -> tuple[TorchEngine, ChatRenderer]:
+    """A saved policy behind the embedded engine, for evaluation.
+
+    Raises:
+        ConfigError: there is no such model, or the embedded engine cannot serve it.
+    """
+    path = resolve_model(name)
+    model = load_policy(path)
+    limit = min(max_context, int(model.config.max_position_embeddings))
+    return TorchEngine(model, max_context=limit), ChatRenderer.from_folder(path)

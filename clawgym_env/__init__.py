@@ -1,7 +1,7 @@
 """ClawGym: train a language model through the agent harness that it will really run in.
 
-Importing this package registers ``ClawGym/<Harness>-v0`` and ``ClawGym/<Harness>-<Suite>-v0`` with Gymnasium. It imports
-neither torch nor any harness.
+Importing this package registers ``ClawGym/<Harness>-v0`` and ``ClawGym/<Harness>-<Suite>-v0`` with Gymnasium. It
+imports neither torch nor any harness.
 """
 
 from __future__ import annotations

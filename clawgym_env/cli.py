@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
 
 from clawgym_env.errors import ClawGymError, ConfigError
+from clawgym_env.tasks.base import Split
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train language models through real agent harnesses.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Train language models through real agent harnesses."
+)
 harness_app = typer.Typer(no_args_is_help=True, help="Agent harnesses: what there is, what is installed, where.")
 app.add_typer(harness_app, name="harness")
-out = Console(highlight=False)
-err = Console(file=sys.stderr, highlight=False)
+out = Console(highlight=False, markup=False)  # what is shown may hold brackets: paths, messages, '.[train]'
+err = Console(stderr=True, highlight=False, markup=False)
 
 
 def _guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,7 +36,8 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except ClawGymError as error:
-            err.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True)
+            message = " ".join(str(error).split())
+            err.print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
             raise typer.Exit(2) from None
 
     return run
@@ -43,12 +48,16 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 def train(
     recipe: Annotated[str | None, typer.Argument(help="quickstart, sft or grpo")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; runs/RECIPE-TIME by default")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", file_okay=False, help="run folder; runs/RECIPE-TIME by default")
+    ] = None,
     resume_dir: Annotated[Path | None, typer.Option("--resume", help="go on with a run that was stopped")] = None,
 ) -> None:
     """Train a policy: clawgym train quickstart seed=1 grpo.steps=20"""
     if (recipe is None) == (resume_dir is None):
         raise ConfigError("name a recipe (clawgym train quickstart) or a run to go on with (--resume RUN), not both")
+    if resume_dir is not None and out_dir is not None:
+        raise ConfigError("a resumed run stays in its folder; leave --out out")
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -59,17 +68,16 @@ def train(
 
     progress = RunProgress()
     if resume_dir is not None:
-        if overrides:
-            raise ConfigError("a resumed run keeps its settings; leave the overrides out")
-        path, go = resume_dir, lambda: run.resume(resume_dir, progress)
-        _ensure_harness(str(_config_of(resume_dir).get("harness", "")))
+        path = resume_dir
+        go: Callable[[], Any] = partial(run.resume, path, progress)
+        harness = _config_of(resume_dir).get("harness")
+        if isinstance(harness, str):  # else the folder is no run, and resuming says so
+            _ensure_harness(harness)
     else:
         settings = recipes.build(str(recipe), overrides or [])
         path = out_dir or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
         _ensure_harness(settings.harness)
-        path_, settings_ = path, settings
-        go = lambda: run.train(str(recipe), settings_, path_, progress)  # noqa: E731
-    progress.line(f"run folder: {path}")
+        go = partial(run.train, str(recipe), settings, path, progress)
     try:
         folder = go()
     except KeyboardInterrupt:
@@ -77,7 +85,7 @@ def train(
         raise typer.Exit(130) from None
     from clawgym_env.report import write_report
 
-    progress.line(f"report: {write_report(folder)}")
+    progress.line(f"report: {escape(str(write_report(folder)))}")
 
 
 @app.command("eval")
@@ -86,19 +94,21 @@ def evaluate(
     harness: Annotated[str, typer.Option(help="agent harness")] = "pi",
     tasks: Annotated[str, typer.Option(help="task suite")] = "builtin",
     model: Annotated[str | None, typer.Option(help="run folder or Hugging Face folder")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL, such as http://host:8000/v1")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible base URL, such as http://host:8000/v1")
+    ] = None,
     model_name: Annotated[str, typer.Option(help="model name to ask the endpoint for")] = "policy",
     n: Annotated[int, typer.Option(min=1, help="tasks")] = 96,
     level: Annotated[int, typer.Option(min=1, max=3)] = 1,
-    split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
+    split: Annotated[Split, typer.Option()] = "test",
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 0,
-    max_calls: Annotated[int, typer.Option(min=1)] = 0,
-    timeout_s: Annotated[float, typer.Option(min=1.0)] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="longest answer; 96 local, 4096 endpoint")] = None,
+    max_calls: Annotated[int | None, typer.Option(min=1, help="calls a rollout; 4 local, 64 endpoint")] = None,
+    timeout_s: Annotated[float | None, typer.Option(min=1.0, help="of a rollout; 60 local, 900 endpoint")] = None,
     concurrency: Annotated[int, typer.Option(min=1)] = 4,
     sandbox: Annotated[str, typer.Option()] = "bubblewrap",
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="folder for the rollouts")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", file_okay=False, help="folder for the rollouts")] = None,
 ) -> None:
     """Measure Pass@1, by task family, with its 95% interval.
 
@@ -106,8 +116,8 @@ def evaluate(
     """
     if (model is None) == (endpoint is None):
         raise ConfigError("say what to measure: --model RUN_OR_FOLDER or --endpoint URL")
-    if split not in ("train", "validation", "test"):
-        raise ConfigError(f"unknown split {split!r}; there are train, validation, test")
+    if out_dir is not None and (out_dir / "config.json").exists():
+        raise ConfigError(f"{out_dir} holds a run already: name another --out")
     _ensure_harness(harness)
     from clawgym_env import measuring
 
@@ -144,7 +154,7 @@ def doctor() -> None:
     from clawgym_env.harnesses import HARNESSES, get_harness
     from clawgym_env.sandboxes import BACKENDS, get_backend
 
-    table = Table("part", "state", "detail", box=None)
+    table = Table("part", "state", Column("detail", overflow="fold"), box=None)
     for name in BACKENDS:
         found = get_backend(name).probe()
         table.add_row(f"sandbox {name}", "ok" if found.available else "missing", found.detail)
@@ -164,13 +174,15 @@ def harness_list() -> None:
     from clawgym_env.harnesses import HARNESSES, get_harness
     from clawgym_env.harnesses.install import installed
 
-    table = Table("name", "title", "version", "licence", "wires", "size", "installed", box=None)
+    table = Table(
+        "name", "title", "version", "licence", "wires", "size", Column("installed", overflow="fold"), box=None
+    )
     for name in HARNESSES:
         info = get_harness(name).info
         place = "built in" if not info.install_mb else str(installed(name) or "no")
         size = f"{info.install_mb} MB" if info.install_mb else "-"
         table.add_row(name, info.title, info.version or "-", info.licence, ", ".join(info.wires), size, place)
-    out.print(table, soft_wrap=True)
+    out.print(table)
 
 
 @harness_app.command("install")
@@ -210,7 +222,9 @@ def _open_model(name: str) -> Any:
     try:
         from torchrl_ext.recipes.run import open_model
     except ImportError:
-        raise ConfigError("a local model needs the extra 'train': pip install -c constraints.txt -e '.[train]'") from None
+        raise ConfigError(
+            "a local model needs the extra 'train': pip install -c constraints.txt -e '.[train]'"
+        ) from None
     return open_model(name)
 
 
@@ -229,4 +243,6 @@ def _print_evaluation(rollouts: list[Any], title: str) -> None:
 
 def main() -> None:
     """Entry point of the ``clawgym`` command."""
+    # Harness processes want the cores: threads that wait for work must sleep, not spin (read when torch is imported).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()

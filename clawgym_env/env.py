@@ -1,8 +1,8 @@
 """A harness and a suite of tasks as a Gymnasium environment: a step is one intercepted model call.
 
-``reset`` starts a rollout in a fresh sandbox and returns the harness's first model call; ``step`` answers the call in hand
-with token ids and returns the next one, or the end with the verified reward. Several calls may pend at once (sub-agents):
-they are answered first in, first out.
+``reset`` starts a rollout in a fresh sandbox and returns the harness's first model call; ``step`` answers the call in
+hand with token ids and returns the next one, or the end with the verified reward. Several calls may pend at once
+(sub-agents): they are answered first in, first out.
 
 Invariant: at most one rollout is live; ``reset`` and ``close`` end it and everything that waits for it.
 """
@@ -21,18 +21,16 @@ from gymnasium import spaces
 
 from clawgym_env.engines.stepwise import PendingCall, StepwiseEngine
 from clawgym_env.errors import ClawGymError, ConfigError
-from clawgym_env.harnesses import get_harness
 from clawgym_env.loop import LoopThread
 from clawgym_env.pool import open_runner
 from clawgym_env.proxy.session import Budget
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutRunner, RolloutSettings, RolloutSpec
-from clawgym_env.sandboxes import get_backend
 from clawgym_env.spaces import TokenSequence, UnicodeText
-from clawgym_env.tasks import get_suite
 from clawgym_env.tasks.base import Split, Task
 from clawgym_env.types import Sampling, Status, TokenArray, ToolCall
 from clawgym_env.wire.openai_chat import message_json, tool_json
+from clawgym_env.world import open_world
 
 Observation = dict[str, Any]
 
@@ -40,11 +38,11 @@ Observation = dict[str, Any]
 class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
     """One agent program working on the tasks of one suite.
 
-    Observation: ``prompt_ids`` [P] int64, exactly what a policy is to continue; ``messages``, the same conversation and
-    tools as JSON; ``call_id``, the number of the call within the episode. Action: [T] int64 token ids of the answer, end
-    of turn included (``encode`` makes them from text). The reward is 0 until the last step, then the verifier's score;
-    ``info`` of the last step holds the rollout's status, reward parts and ledger. A rollout that failed for no fault of
-    the policy ends truncated, with reward NaN: it must not be learnt from.
+    Observation: ``prompt_ids`` [P] int64, exactly what a policy is to continue; ``messages``, the same conversation
+    and tools as JSON; ``call_id``, the number of the call within the episode. Action: [T] int64 token ids of the
+    answer, end of turn included (``encode`` makes them from text). The reward is 0 until the last step, then the
+    verifier's score; ``info`` of the last step holds the rollout's status, reward parts and ledger. A rollout that
+    failed for no fault of the policy ends truncated, with reward NaN: it must not be learnt from.
 
     Args:
         harness: Name of the agent program.
@@ -84,15 +82,13 @@ class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode {render_mode!r} is unknown; there is 'ansi'")
         self.render_mode = render_mode
-        self._harness = get_harness(harness, **(harness_options or {}))
-        self._suite = get_suite(suite)
+        self._world = open_world(harness, suite, sandbox=sandbox, harness_options=harness_options)
         self._split = split
         self._settings = RolloutSettings(
             sampling=Sampling(max_tokens=max_tokens), budget=Budget(max_calls=max_calls), timeout_s=timeout_s
         )
         self._max_context = max_context
         self._renderer = ChatRenderer.from_folder(Path(tokenizer) if tokenizer else None)
-        self._backend = get_backend(sandbox)
         self._loop = LoopThread("clawgym-env")
         self._live: _Episode | None = None
         self._episode = 0
@@ -104,7 +100,7 @@ class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
                 "call_id": spaces.Box(0, np.iinfo(np.int64).max, (), np.int64),
             }
         )
-        self.action_space = TokenSequence(vocab, max_tokens, min_length=1)
+        self.action_space = TokenSequence(vocab, max_tokens, min_length=1)  # type: ignore[assignment]
 
     def encode(self, content: str = "", *tool_calls: ToolCall) -> TokenArray:
         """Token ids of an answer written by hand."""
@@ -122,7 +118,7 @@ class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
         self._end_episode()
         task = self._choose(options or {})
         self._episode += 1
-        spec = RolloutSpec(f"env{self._episode}", task, self._harness, group=task.id)
+        spec = RolloutSpec(f"env{self._episode}", task, self._world.harness, group=task.id)
         self._live = self._loop.run(_Episode.start(self._engine_settings(), spec))
         rollout = self._loop.run(self._live.advance())
         if rollout is not None:
@@ -149,7 +145,7 @@ class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
         score = rollout.reward.score if rollout.reward is not None else float("nan")
         return observation, score, not truncated, truncated, _final_info(rollout)
 
-    def render(self) -> str:  # type: ignore[override]
+    def render(self) -> str:
         """The call in hand as text."""
         if self._live is None or self._live.call is None:
             return "no call is pending"
@@ -161,15 +157,15 @@ class HarnessEnv(gymnasium.Env[Observation, TokenArray]):
         self._loop.close()
 
     def _engine_settings(self) -> _EpisodeParts:
-        return _EpisodeParts(self._renderer, self._backend, self._settings, self._max_context)
+        return _EpisodeParts(self._renderer, self._world.backend, self._settings, self._max_context)
 
     def _choose(self, options: dict[str, Any]) -> Task:
         unknown = set(options) - {"task_id"}
         if unknown:
             raise ConfigError(f"unknown reset options {sorted(unknown)}; there is 'task_id'")
         if "task_id" in options:
-            return self._suite.get(options["task_id"])
-        return self._suite.sample(self._split, 1, seed=int(self.np_random.integers(2**31)))[0]
+            return self._world.suite.get(options["task_id"])
+        return self._world.suite.sample(self._split, 1, seed=int(self.np_random.integers(2**31)))[0]
 
     def _observation(self) -> Observation:
         assert self._live is not None and self._live.call is not None
@@ -257,4 +253,3 @@ class _Episode:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
-

@@ -65,7 +65,7 @@ class Evaluation:
 def wilson(passed: int, scored: int, z: float = 1.959964) -> PassRate:
     """Pass rate with the Wilson score interval (Wilson 1927), which behaves at 0% and 100%.
 
-        (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     """
     if scored == 0:
         return PassRate(0, 0, 0.0, 1.0)
@@ -73,7 +73,8 @@ def wilson(passed: int, scored: int, z: float = 1.959964) -> PassRate:
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return PassRate(passed, scored, max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return PassRate(passed, scored, max(0.0, min(p, low)), min(1.0, max(p, high)))  # rounding may not exclude p itself
 
 
 def evaluate(rollouts: Sequence[Rollout]) -> Evaluation:

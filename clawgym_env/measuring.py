@@ -9,16 +9,14 @@ from pathlib import Path
 from clawgym_env.engines.base import Engine
 from clawgym_env.engines.upstream import UpstreamEngine
 from clawgym_env.errors import ConfigError
-from clawgym_env.harnesses import get_harness
 from clawgym_env.pool import RolloutPool, open_runner
 from clawgym_env.proxy.session import Budget
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
-from clawgym_env.sandboxes import get_backend
 from clawgym_env.store import RunFolder
-from clawgym_env.tasks import get_suite
 from clawgym_env.tasks.base import Split
 from clawgym_env.types import Sampling
+from clawgym_env.world import open_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,10 @@ async def run(plan: Plan, engine: Engine, renderer: ChatRenderer, *, on_done: Ca
     Args:
         on_done: Called with the number of rollouts that have ended.
     """
-    harness = get_harness(plan.harness)
-    tasks = get_suite(plan.suite, level=plan.level).sample(plan.split, plan.n, seed=plan.seed)
+    world = open_world(plan.harness, plan.suite, level=plan.level, sandbox=plan.sandbox)
+    tasks = world.suite.sample(plan.split, plan.n, seed=plan.seed)
     specs = [
-        RolloutSpec(f"eval-{k:04d}", task, harness, f"{task.id}@{plan.harness}", seed=(plan.seed << 20) + k)
+        RolloutSpec(f"eval-{k:04d}", task, world.harness, f"{task.id}@{plan.harness}", seed=(plan.seed << 20) + k)
         for k, task in enumerate(tasks)
     ]
     settings = RolloutSettings(
@@ -64,7 +62,7 @@ async def run(plan: Plan, engine: Engine, renderer: ChatRenderer, *, on_done: Ca
     )
     done: dict[str, Rollout] = {}
     try:
-        async with open_runner(engine, renderer, get_backend(plan.sandbox), settings) as runner:
+        async with open_runner(engine, renderer, world.backend, settings) as runner:
             async for rollout in RolloutPool(runner, concurrency=plan.concurrency).as_completed(specs):
                 done[rollout.id] = rollout
                 on_done(len(done))

@@ -1,6 +1,7 @@
 """Many rollouts at once: bounded, cancellable, with progress.
 
-Invariant: every spec that was handed in comes back as a record, unless the whole batch is cancelled; then nothing runs on.
+Invariant: every spec that was handed in comes back as a record, unless the whole batch is cancelled; then nothing runs
+on.
 """
 
 from __future__ import annotations

@@ -112,15 +112,11 @@ class RolloutRunner:
         """Runs one rollout to its record; raises only when cancelled or misconfigured."""
         clock = _Clock()
         settings = self.settings
-        session = Session(
-            spec.id, self.engine, self.renderer, settings.sampling, settings.budget, seed=spec.seed
-        )
+        session = Session(spec.id, self.engine, self.renderer, settings.sampling, settings.budget, seed=spec.seed)
         snapshot: Snapshot = {}
         mounts = spec.harness.mounts()
         try:
-            box = await self.backend.create(
-                SandboxSpec(files=spec.task.files, mounts=mounts, limits=settings.limits)
-            )
+            box = await self.backend.create(SandboxSpec(files=spec.task.files, mounts=mounts, limits=settings.limits))
             async with box:
                 clock.mark("start")
                 status, detail = await self._drive(spec, session, box)
@@ -155,9 +151,7 @@ class RolloutRunner:
             await self.server.close(spec.id)
         return _status(spec.harness, session, result, stopped, self.settings)
 
-    async def _run_harness(
-        self, spec: RolloutSpec, session: Session, box: Sandbox
-    ) -> tuple[ExecResult | None, bool]:
+    async def _run_harness(self, spec: RolloutSpec, session: Session, box: Sandbox) -> tuple[ExecResult | None, bool]:
         """The harness's result, and whether it had to be stopped for its budget or a failed engine."""
         settings = self.settings
         context = LaunchContext(

@@ -18,7 +18,12 @@ class TokenSequence(spaces.Sequence):
         super().__init__(spaces.Discrete(vocab_size), seed=seed, stack=True)
 
     def sample(self, mask: Any = None, probability: Any = None) -> TokenArray:
-        """Random ids of a random, mostly short length."""
+        """Random ids of a random, mostly short length.
+
+        Raises:
+            ValueError: a mask or probability was given; a ragged space takes none.
+        """
+        _refuse(mask, probability)
         low = max(1, self.min_length)
         length = min(max(low, int(self.np_random.geometric(0.05))), self.max_length)
         return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int64)
@@ -53,9 +58,24 @@ class UnicodeText(spaces.Text):
     def __init__(self, max_length: int, seed: int | None = None) -> None:
         super().__init__(max_length, min_length=0, charset="abcdefghijklmnopqrstuvwxyz", seed=seed)
 
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """Random letters, a short text even where a long one fits.
+
+        Raises:
+            ValueError: a mask or probability was given.
+        """
+        _refuse(mask, probability)
+        length = min(int(self.np_random.geometric(0.05)), self.max_length)
+        return "".join(self.np_random.choice(self.character_list, size=length))
+
     def contains(self, x: Any) -> bool:
         """Whether ``x`` is a string within the bound."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def __repr__(self) -> str:
         return f"UnicodeText({self.max_length})"
+
+
+def _refuse(mask: Any, probability: Any) -> None:
+    if mask is not None or probability is not None:
+        raise ValueError("this space cannot be sampled with a mask or probability")

@@ -98,8 +98,11 @@ class RunFolder:
         write_whole(self.path / "config.json", orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Adds one line to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("ab") as out:
+        """Adds one line to ``metrics.jsonl``; a torn one before it is removed."""
+        path = self.path / "metrics.jsonl"
+        if path.is_file() and _is_torn(path):
+            self.keep_metrics(self.metrics())
+        with path.open("ab") as out:
             out.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -121,11 +124,11 @@ class RunFolder:
             packed = rollout.packed()
             for key, kind in _ON_DISK.items():
                 arrays[f"{rollout.id}/{key}"] = getattr(packed, key).astype(kind)
-            lines.append(orjson.dumps(_record(rollout)) + b"\n")
+            lines.append(orjson.dumps(_record(rollout), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         beside = self.path / "rollouts" / f".{name}.npz"
         with beside.open("wb") as out:
-            np.savez(out, **arrays)  # type: ignore[arg-type]
-        os.replace(beside, self.path / "rollouts" / f"{name}.npz")
+            np.savez(out, **arrays)
+        beside.replace(self.path / "rollouts" / f"{name}.npz")
         write_whole(self.path / "rollouts" / f"{name}.jsonl", b"".join(lines))
 
     def batches(self) -> list[str]:
@@ -146,7 +149,14 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old content or the new one, never a part."""
     beside = path.with_name(f".{path.name}.tmp")
     beside.write_bytes(data)
-    os.replace(beside, path)
+    beside.replace(path)
+
+
+def _is_torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return size > 0 and file.read() != b"\n"
 
 
 def _record(rollout: Rollout) -> dict[str, Any]:

@@ -77,6 +77,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What one rollout may use.
+
+    Attributes:
+        max_calls: Committed model calls.
+        max_tokens: Sampled tokens over all calls.
+    """
+
+    max_calls: int = 64
+    max_tokens: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """What a harness asked for, in no wire's terms.
 
@@ -187,6 +200,4 @@ class Status(StrEnum):
         return self in _SCORED
 
 
-_SCORED = frozenset(
-    {Status.COMPLETED, Status.AGENT_TIMEOUT, Status.BUDGET_EXHAUSTED, Status.HARNESS_FAILED}
-)
+_SCORED = frozenset({Status.COMPLETED, Status.AGENT_TIMEOUT, Status.BUDGET_EXHAUSTED, Status.HARNESS_FAILED})

@@ -62,7 +62,7 @@ def call_lists(draw: st.DrawFn, max_calls: int = 6) -> list[Call]:
             cut = draw(st.integers(1, len(history))) if draw(st.booleans()) else len(history)
             prompt = history[:cut] + draw(tokens(0, 3))
         else:
-            prompt = [0, 1] + draw(tokens(0, 4))
+            prompt = [0, 1, *draw(tokens(0, 4))]
         calls.append(Call(prompt, draw(tokens(1, 4))))
     return calls
 

@@ -1,17 +1,18 @@
 """Exact attention over a packed prefix tree, without a T x T mask.
 
-A depth-first packed tree (``clawgym_env.tree.pack``) is cut into *chains*: maximal runs in which every token is the only
-child of the one before. Attention then has two kinds of parts, each a plain dense or causal kernel:
+A depth-first packed tree (``clawgym_env.tree.pack``) is cut into *chains*: maximal runs in which every token is the
+only child of the one before. Attention then has two kinds of parts, each a plain dense or causal kernel:
 
-* inside a chain: causal self-attention (short chains of similar length share one padded call; small bushy subtrees are
-  one block with a mask);
+* inside a chain: causal self-attention (short chains of similar length share one padded call; small bushy subtrees
+  are one block with a mask);
 * from a chain down: all its descendants, one contiguous interval of queries, see all of the chain's keys.
 
 Partial results merge exactly: with partial outputs o_a, o_b and log-sum-exps l_a, l_b over disjoint keys,
-``l = logaddexp(l_a, l_b)`` and ``o = o_a·exp(l_a - l) + o_b·exp(l_b - l)``. Backward runs each part with the *merged* output
-and log-sum-exp, which makes every part's softmax the true one.
+``l = logaddexp(l_a, l_b)`` and ``o = o_a·exp(l_a - l) + o_b·exp(l_b - l)``. Backward runs each part with the *merged*
+output and log-sum-exp, which makes every part's softmax the true one.
 
-Invariant: query ``i`` sees key ``j`` iff ``j <= i < subtree_end[j]``; each visible pair is computed in exactly one part.
+Invariant: query ``i`` sees key ``j`` iff ``j <= i < subtree_end[j]``; each visible pair is computed in exactly one
+part.
 
 Shapes: N unique tokens, H query heads, K key-value heads, D head dim, B chains of a padded call, L its padded length.
 """
@@ -96,7 +97,7 @@ class TreePlan:
     crosses: tuple[Cross, ...]
 
     def __len__(self) -> int:
-        return self.subtree_end.shape[0]
+        return int(self.subtree_end.shape[0])
 
     def visible(self) -> Tensor:
         """[N, N] bool, True where the row's query may see the column's key."""
@@ -106,7 +107,7 @@ class TreePlan:
     def pairs(self) -> int:
         """Visible (query, key) pairs: the arithmetic that no implementation can avoid."""
         index = torch.arange(len(self), device=self.subtree_end.device)
-        return int((self.subtree_end - index).sum())
+        return int((self.subtree_end - index).sum().item())
 
 
 def make_plan(
@@ -178,7 +179,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float
 def register() -> None:
     """Makes ``clawgym_tree`` known to transformers.
 
-    Without a plan it is plain sdpa attention, mask included, so a model switched to it serves every other use unchanged.
+    Without a plan it is plain sdpa attention, mask included, so a model switched to it serves every other use as ever.
     """
     AttentionInterface.register(ATTENTION_NAME, _hf_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
@@ -288,7 +289,7 @@ def _heads_first(x: Tensor, size: tuple[int, int]) -> Tensor:
     return x.view(*size, *x.shape[1:]).transpose(1, 2)
 
 
-class _SplitAttention(torch.autograd.Function):
+class _SplitAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
         n, heads, dim = q.shape
@@ -324,8 +325,9 @@ class _SplitAttention(torch.autograd.Function):
             for whole, part in zip((dq, dk, dv), parts, strict=True):
                 whole[own] = part
         for block in ctx.plan.padded:
-            qb, kb, vb, ob, lb = (_heads_first(x.index_select(0, block.gather), block.size) for x in
-                                  (q, k, v, out, lse[..., None]))
+            qb, kb, vb, ob, lb = (
+                _heads_first(x.index_select(0, block.gather), block.size) for x in (q, k, v, out, lse[..., None])
+            )
             # a padded row must send no gradient: its query is a copy of a real one
             gb = _heads_first(grad.index_select(0, block.gather).index_fill_(0, block.padding, 0.0), block.size)
             mask = None if block.mask is None else block.mask.to(q.dtype)

@@ -1,10 +1,11 @@
 """Rollouts of a policy under real harnesses, as a TorchRL collector.
 
-Proxy-driven: harnesses run concurrently and their calls go straight to the engine; the collector harvests finished trees.
-Each item it yields is one batch of whole groups as a lazy stack of ``tree_td`` TensorDicts; with a replay buffer attached
-it extends the buffer and yields ``None``, as TorchRL's own LLM collector does.
+Proxy-driven: harnesses run concurrently and their calls go straight to the engine; the collector harvests finished
+trees. Each item it yields is one batch of whole groups as a lazy stack of ``tree_td`` TensorDicts; with a replay
+buffer attached it extends the buffer and yields ``None``, as TorchRL's own LLM collector does.
 
-Invariant: batch ``k`` holds the same tasks and the same sampling seeds whether or not the run was interrupted before it.
+Invariant: batch ``k`` holds the same tasks and the same sampling seeds whether or not the run was interrupted before
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OnRollout = Callable[[Rollout, int], None]
 Plan = Callable[[int], Sequence[RolloutSpec]]
 
 
-class TreeCollector(BaseCollector):
+class TreeCollector(BaseCollector):  # type: ignore[misc]
     """Runs batches of rollouts and yields them as TensorDict trees.
 
     Args:
@@ -104,7 +105,7 @@ class TreeCollector(BaseCollector):
             runner = replace(runner, settings=replace(runner.settings, sampling=sampling))
         return self._loop.run(self._run(RolloutPool(runner, concurrency=self.concurrency), specs))
 
-    def iterator(self) -> Iterator[TensorDictBase | None]:  # type: ignore[override]
+    def iterator(self) -> Iterator[TensorDictBase | None]:
         """Yields batch after batch; ``rollouts`` holds the records of the last one."""
         while self.total_batches < 0 or self.batch < self.total_batches:
             self.rollouts = self.run(self.plan(self.batch))
@@ -126,9 +127,7 @@ class TreeCollector(BaseCollector):
                 self.on_rollout(rollout, len(specs) - len(done))
         return [done[spec.id] for spec in specs]
 
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Closes the proxy and the collector's thread; the engine stays the caller's."""
         if self._loop.closed:
             return

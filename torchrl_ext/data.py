@@ -1,8 +1,8 @@
 """From packed trees to TensorDicts: one a rollout for storage, one flat forest a batch for the loss.
 
-Invariants: a rollout's TensorDict holds everything that training reads, so it survives a replay buffer alone; a rollout
-without a score has a NaN reward and ``("next", "scored")`` False, never reward 0; in the flat batch each trainable token
-lies once.
+Invariants: a rollout's TensorDict holds everything that training reads, so it survives a replay buffer alone; a
+rollout without a score has a NaN reward and ``("next", "scored")`` False, never reward 0; in the flat batch each
+trainable token lies once.
 
 Rows for stock TorchRL losses are made by ``call_rows`` and ``path_rows``.
 
@@ -174,7 +174,7 @@ def _retained(packed: PackedTree, scored: bool) -> PackedTree:
 
 def _advantages(tds: Sequence[TensorDictBase], scored: np.ndarray) -> np.ndarray | None:
     """[R] float32, 0 where not scored; ``None`` where no scored rollout has one."""
-    has = np.array(["advantage" in td.keys() for td in tds], dtype=np.bool_)
+    has = np.array(["advantage" in td for td in tds], dtype=np.bool_)
     if not (has & scored).any():
         return None
     if not (has | ~scored).all():

@@ -1,10 +1,11 @@
-"""The embedded engine: serves a Qwen3 policy from the trainer's own parameters, on CPU, with no server and no weight copy.
+"""The embedded engine: serves a Qwen3 policy from the trainer's own parameters, on CPU, without server or weight copy.
 
-One worker thread runs a continuous-batching loop: new requests join between steps, prompts are computed in chunks beside the
-decoding of the others, and prefixes are kept for later calls of the same weight version.
+One worker thread runs a continuous-batching loop: new requests join between steps, prompts are computed in chunks
+beside the decoding of the others, and prefixes are kept for later calls of the same weight version.
 
-Invariant: parameters belong to the trainer; they may change only while nothing is in flight, and ``update_weights`` must
-follow a change before the next call. A request's result does not depend on what else is in the batch, rounding excepted.
+Invariant: parameters belong to the trainer; they may change only while nothing is in flight, and ``update_weights``
+must follow a change before the next call. A request's result does not depend on what else is in the batch, rounding
+excepted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from clawgym_env.engines.base import EngineRequest
 from clawgym_env.errors import ConfigError, ContextOverflow, EngineError
@@ -29,6 +30,8 @@ from torchrl_ext.sampling import draw
 
 PREFILL_TOKENS = 512
 """Prompt tokens computed in one step: large enough for full matrix products, small enough not to stall decoding."""
+WIDE_STEP_FLOPS = 1e8
+"""Steps with less work run on one thread: more gain nothing there, and stall when other processes want the cores."""
 DRAIN_POLL_S = 0.002
 
 
@@ -56,7 +59,9 @@ class TorchEngine:
         model: Dense Qwen3 on CPU; its parameters are read in place.
         max_context: Prompt plus generated tokens of a call; the model's position limit by default.
         max_slots: Sequences held at once, running or kept for their prefixes.
-        threads: Torch threads of the worker; torch's own choice by default.
+        threads: Torch threads of the worker's larger steps; the calling thread's number by default. Other threads of
+            the process keep theirs. Where harnesses share the cores, start the process with OMP_WAIT_POLICY=passive:
+            OpenMP threads that spin for a descheduled partner cost several times the work itself.
 
     Raises:
         ConfigError: a model or size that the engine cannot serve.
@@ -64,7 +69,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         *,
         max_context: int | None = None,
         max_slots: int = 32,
@@ -77,7 +82,8 @@ class TorchEngine:
         self._vocab = model.get_input_embeddings().weight.shape[0]
         self._cache = PrefixCache(max_slots, self._max_context)
         self._version = 0
-        self._threads = threads
+        self._threads = threads if threads is not None else torch.get_num_threads()
+        self._flops_per_token = 2 * sum(p.numel() for p in model.parameters())
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._wake = threading.Condition()
@@ -137,9 +143,8 @@ class TorchEngine:
         with self._wake:
             self._check_open()
             if self._waiting or self._running:
-                raise EngineError(
-                    f"cannot update weights with {len(self._waiting) + len(self._running)} calls in flight: drain() first"
-                )
+                count = len(self._waiting) + len(self._running)
+                raise EngineError(f"cannot update weights with {count} calls in flight: drain() first")
             self._cache.clear()
             self._version = version
 
@@ -152,7 +157,7 @@ class TorchEngine:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise EngineError(f"the embedded engine failed earlier: {self._failure!r}; make a new one") from self._failure
+            raise EngineError(f"the embedded engine failed: {self._failure!r}; make a new one") from self._failure
         if self._closed:
             raise EngineError("the embedded engine is closed")
 
@@ -168,8 +173,6 @@ class TorchEngine:
 
     def _work(self) -> None:
         try:
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
             with torch.inference_mode():
                 while self._wait_for_work():
                     self._step()
@@ -199,6 +202,8 @@ class TorchEngine:
         segments, complete = self._next_segments()
         if not segments:
             return
+        work = self._flops_per_token * sum(segment.count for segment in segments)
+        torch.set_num_threads(self._threads if work >= WIDE_STEP_FLOPS else 1)  # this thread's only
         logits = self._decoder.forward(segments)
         for segment in segments:
             segment.slot.length += segment.count

@@ -32,17 +32,17 @@ def token_spec(space: TokenSequence, *, batch: tuple[int, ...] = (), device: tor
     return spec
 
 
-@register_gym_spec_conversion(TokenSequence)
+@register_gym_spec_conversion(TokenSequence)  # type: ignore[untyped-decorator]
 def _convert_tokens(spec: TokenSequence, device: torch.device | None = None, **_: Any) -> Bounded:
     return token_spec(spec, device=device)
 
 
-@register_gym_spec_conversion(UnicodeText)
+@register_gym_spec_conversion(UnicodeText)  # type: ignore[untyped-decorator]
 def _convert_text(spec: UnicodeText, device: torch.device | None = None, **_: Any) -> NonTensor:
     return NonTensor((), device=device, example_data="")
 
 
-class ClawGymEnv(EnvBase):
+class ClawGymEnv(EnvBase):  # type: ignore[misc]
     """A registered ClawGym environment with batch size (1,), in the keys that TorchRL's LLM wrappers read and write.
 
     | key | value |

@@ -1,7 +1,7 @@
 """Advantage estimators over rollouts.
 
-Invariant: an estimator reads scores and writes advantages; it drops nothing. Rollouts without a score stay in the batch,
-out of every baseline, with advantage 0.
+Invariant: an estimator reads scores and writes advantages; it drops nothing. Rollouts without a score stay in the
+batch, out of every baseline, with advantage 0.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torchrl.envs.transforms import Transform
 from torchrl_ext import functional as F
 
 
-class TreeGroupAdvantage(Transform):
+class TreeGroupAdvantage(Transform):  # type: ignore[misc]
     """Group-relative advantages of rollout TensorDicts (Eq 7, arXiv:2608.16798), as a replay-buffer transform.
 
-    It stands beside TorchRL's ``MCAdvantage``: it acts when the buffer is extended. Each batch must hold complete groups.
-    Unlike there, the unit is a rollout whatever its number of branches, σ is the population's, and unscored rollouts are
-    left out of the baseline. Without a buffer, call ``inv(batch)``.
+    It stands beside TorchRL's ``MCAdvantage``: it acts when the buffer is extended, with a lazy stack of whole groups.
+    Unlike there, the unit is a rollout whatever its number of branches, σ is the population's, and unscored rollouts
+    are left out of the baseline. Without a buffer, ``inv(batch)`` returns the batch with advantages.
 
     Args:
         scale: ``std`` or ``none`` (Dr.GRPO); see ``functional.group_advantage``.
@@ -61,8 +61,12 @@ class TreeGroupAdvantage(Transform):
         reward_R = torch.cat([td[self.reward_key].reshape(1) for td in tds])
         scored_R = torch.cat([td[self.scored_key].reshape(1) for td in tds])
         found = F.group_advantage(
-            reward_R, group_R.to(reward_R.device), valid_R=scored_R,
-            scale=self.scale, baseline=self.baseline, eps=self.eps,
+            reward_R,
+            group_R.to(reward_R.device),
+            valid_R=scored_R,
+            scale=self.scale,
+            baseline=self.baseline,
+            eps=self.eps,
         )
         for td, advantage in zip(tds, found.advantage_R, strict=True):
             td[self.advantage_key] = advantage.expand_as(td[self.reward_key]).clone()

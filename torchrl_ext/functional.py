@@ -224,7 +224,9 @@ def token_share(
         ValueError: unknown mode, or ``constant`` missing, misplaced or not positive.
     """
     if (mode == "constant") != (constant is not None) or (constant is not None and constant <= 0):
-        raise ValueError(f"constant must be a positive number with mode 'constant' and None otherwise, got {constant!r}")
+        raise ValueError(
+            f"constant must be a positive number with mode 'constant' and None otherwise, got {constant!r}"
+        )
     if mode == "rollout_mean":
         size = int(rollout_M.max()) + 1 if rollout_M.numel() else 0
         count = torch.bincount(rollout_M, minlength=size).to(weight_M.dtype)

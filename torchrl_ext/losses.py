@@ -36,7 +36,7 @@ class TreeActor(Protocol):
         ...
 
 
-class TreeGRPOLossOutput(LLMLossOutput):
+class TreeGRPOLossOutput(LLMLossOutput):  # type: ignore[misc]
     """What ``TreeGRPOLoss`` returns: TorchRL's fields and the trainer-sampler consistency.
 
     Attributes:
@@ -52,11 +52,13 @@ class TreeGRPOLossOutput(LLMLossOutput):
     tis_clipped: torch.Tensor | None = None
 
 
-class _TreeLoss(LossModule):
+class _TreeLoss(LossModule):  # type: ignore[misc]
     """What tree losses share: which tokens train, how they are scored, how their losses are summed."""
 
     @dataclass
     class _AcceptedKeys:
+        """Keys of the flat batch; ``tree`` and ``batch`` name the sub-TensorDicts of ``to_training_batch``."""
+
         action: NestedKey = "token"
         mask: NestedKey = ("masks", "all_assistant_mask")
         tree: NestedKey = "tree"
@@ -78,7 +80,7 @@ class _TreeLoss(LossModule):
     ) -> None:
         super().__init__()
         if temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {temperature}: greedy sampling has no log-probs to match")
+            raise ValueError(f"temperature must be positive, got {temperature}: greedy sampling has no ratio")
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
         one = torch.ones(1, dtype=torch.int64)  # refuses unknown options here, not at the first batch
@@ -171,8 +173,8 @@ class TreeGRPOLoss(_TreeLoss):
     """Tree GRPO with token-level importance correction (Eq 6 and 10, arXiv:2608.16798).
 
     ``−(1/G) Σᵢ (1/Nᵢ) Σ_t w_t · min(π_old/μ, c) · min(ρ_t Aᵢ, clip(ρ_t, 1−ε_lo, 1+ε_hi) Aᵢ)`` over the unique trainable
-    token-nodes t of rollout i, with ρ = π/π_old and node weights w; plus ``β · KL_t`` under the same sum, in an output of
-    its own (``loss_kl_to_ref``).
+    token-nodes t of rollout i, with ρ = π/π_old and node weights w; plus ``β · KL_t`` under the same sum, as an output
+    of its own (``loss_kl_to_ref``).
 
     π_old is read from ``old_log_prob``. Where the batch has none, μ takes its place (bypass): ρ = π/μ corrects for the
     sampler by itself, and the weight min(π_old/μ, c) is not applied on top of it.
@@ -195,17 +197,13 @@ class TreeGRPOLoss(_TreeLoss):
     """
 
     @dataclass
-    class _AcceptedKeys:
-        """Keys of the flat batch; ``tree`` and ``batch`` name the sub-TensorDicts of ``to_training_batch``."""
+    class _AcceptedKeys(_TreeLoss._AcceptedKeys):
+        """Keys of the flat batch, [N] each; ``old_log_prob`` is optional."""
 
         advantage: NestedKey = "advantage"
-        action: NestedKey = "token"
         sample_log_prob: NestedKey = "token_log_prob"
         old_log_prob: NestedKey = "old_log_prob"
         ref_log_prob: NestedKey = "ref_log_prob"
-        mask: NestedKey = ("masks", "all_assistant_mask")
-        tree: NestedKey = "tree"
-        batch: NestedKey = "batch"
 
     default_keys = _AcceptedKeys
     tensor_keys: _AcceptedKeys
@@ -329,17 +327,6 @@ class TreeSFTLoss(_TreeLoss):
     The other arguments and the errors are those of ``TreeGRPOLoss``.
     """
 
-    @dataclass
-    class _AcceptedKeys:
-        """Keys of the flat batch."""
-
-        action: NestedKey = "token"
-        mask: NestedKey = ("masks", "all_assistant_mask")
-        tree: NestedKey = "tree"
-        batch: NestedKey = "batch"
-
-    default_keys = _AcceptedKeys
-    tensor_keys: _AcceptedKeys
     actor_network: nn.Module
 
     def __init__(

@@ -1,8 +1,8 @@
 """Policies: a small Qwen3 to start from, local checkpoints, and log-probabilities over a packed prefix tree.
 
-The model is an unchanged Hugging Face causal LM. One forward over the N unique tokens of a tree gives, for every token, the
-log-probability that the per-path forwards would give it: the predictor of token ``t`` is ``parent[t]``, position ids are
-depths, and attention follows the tree (``torchrl_ext.attention``).
+The model is an unchanged Hugging Face causal LM. One forward over the N unique tokens of a tree gives, for every token,
+the log-probability that the per-path forwards would give it: the predictor of token ``t`` is ``parent[t]``, position
+ids are depths, and attention follows the tree (``torchrl_ext.attention``).
 
 Invariant: only the rows that predict a target reach the LM head, in chunks recomputed in backward; [N, V] never exists.
 
@@ -72,7 +72,7 @@ class TreeScores:
 
     Attributes:
         log_probs: [M] float32 (float64 for a float64 model), with gradient.
-        entropy: [M], of the tempered distribution that each target was scored under, with gradient; ``None`` unless asked.
+        entropy: [M], of the distribution that each target was scored under, with gradient; ``None`` unless asked for.
     """
 
     log_probs: Tensor
@@ -87,7 +87,7 @@ def create_policy(config: PolicyConfig | None = None) -> Qwen3ForCausalLM:
     """
     c = config or PolicyConfig()
     if c.heads % c.kv_heads or c.head_dim % 2:
-        raise ConfigError(f"heads ({c.heads}) must be a multiple of kv_heads ({c.kv_heads}), head_dim ({c.head_dim}) even")
+        raise ConfigError(f"heads must be a multiple of kv_heads and head_dim even, got {c}")
     shape = Qwen3Config(
         vocab_size=c.vocab_size,
         hidden_size=c.width,
@@ -159,9 +159,7 @@ def tree_hidden_states(model: PreTrainedModel, tokens: Tensor, depth: Tensor, pl
         ConfigError: the model's attention is not plain full attention.
     """
     check_tree_support(model)
-    if model.config._attn_implementation != ATTENTION_NAME:
-        register()
-        model.set_attn_implementation(ATTENTION_NAME)
+    _switch_attention(model)
     handover = PlanHandover(plan)
     # a 4-D mask is handed on untouched: transformers then builds none of its own
     placeholder = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=tokens.device)
@@ -175,7 +173,7 @@ def tree_hidden_states(model: PreTrainedModel, tokens: Tensor, depth: Tensor, pl
     if handover.layers < model.config.num_hidden_layers:
         raise ConfigError(
             f"{type(model).__name__} ran {handover.layers} of {model.config.num_hidden_layers} layers on the tree: its "
-            "attention does not go through transformers' AttentionInterface; train on call rows instead"
+            "attention does not hand keyword arguments on; train on call rows instead"
         )
     return cast(Tensor, out.last_hidden_state[0])
 
@@ -232,6 +230,17 @@ def tree_log_probs(
     return tree_scores(model, tokens, parent, depth, subtree_end, targets, temperature=temperature, plan=plan).log_probs
 
 
+def _switch_attention(model: PreTrainedModel) -> None:
+    if model.config._attn_implementation == ATTENTION_NAME:
+        return
+    if not model._can_set_attn_implementation():
+        raise ConfigError(
+            f"{type(model).__name__}'s attention does not use transformers' AttentionInterface: train on call rows"
+        )
+    register()
+    model.set_attn_implementation(ATTENTION_NAME)
+
+
 def check_tree_support(model: PreTrainedModel) -> None:
     """Refuses models whose attention or logits are not the plain ones.
 
@@ -241,10 +250,10 @@ def check_tree_support(model: PreTrainedModel) -> None:
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds:
-        raise ConfigError(f"{type(model).__name__} has layers of kind {sorted(kinds)}: tree attention is full attention only")
+        raise ConfigError(f"{type(model).__name__} has {sorted(kinds)} layers: tree attention is full attention only")
     extra = [name for name in _LOGIT_TRANSFORMS if getattr(config, name, None) not in (None, 1, 1.0)]
     if extra:
-        raise ConfigError(f"{type(model).__name__} transforms its logits ({extra}), which tree scoring does not reproduce")
+        raise ConfigError(f"{type(model).__name__} transforms its logits ({extra}): tree scoring does not")
 
 
 def _score(hidden: Tensor, head: nn.Module, tokens: Tensor, temperature: float, with_entropy: bool) -> TreeScores:

@@ -1,10 +1,10 @@
 """Which tokens have their keys and values stored, and where a new prompt starts from.
 
-Each request runs in a *slot*. A slot that ended keeps its tokens for later prompts. A prompt that shares a long prefix with
-some slot *refers* to that prefix instead of copying it: its first ``cut`` tokens are read from ``base``, so hundreds of
-rollouts hold one copy of a system prompt, and a decode step reads it once for all of them.
+Each request runs in a *slot*. A slot that ended keeps its tokens for later prompts. A prompt that shares a long prefix
+with some slot *refers* to that prefix instead of copying it: its first ``cut`` tokens are read from ``base``, so
+hundreds of rollouts hold one copy of a system prompt, and a decode step reads it once for all of them.
 
-Invariant: a base has no base itself; tokens below the largest ``cut`` that refers to a slot never change while referred to.
+Invariant: a base has no base itself; what lies below the largest ``cut`` that refers to a slot does not change.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PrefixCache:
         """Finds a slot for a prompt.
 
         Returns:
-            ``None`` when the prompt has to wait: no slot is free, or a slot in its prefill will soon hold much more of it.
+            ``None`` when the prompt has to wait: no slot is free, or one in its prefill will soon hold much more of it.
         """
         source, shared = self._longest_prefix(prompt)
         if self._soon_longer(prompt, shared):
@@ -152,9 +152,7 @@ class PrefixCache:
             slot.base.dependents.discard(slot)
         slot.base, slot.cut = None, 0
 
-    def _occupy(
-        self, slot: Slot, prompt: TokenArray, shared: int, copy: tuple[Slot, int, int] | None
-    ) -> Placement:
+    def _occupy(self, slot: Slot, prompt: TokenArray, shared: int, copy: tuple[Slot, int, int] | None) -> Placement:
         if slot.cut > shared:
             slot.cut = shared
         slot.tokens[: len(prompt)] = prompt

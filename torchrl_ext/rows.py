@@ -1,12 +1,12 @@
 """Rows for stock TorchRL code (``GRPOLoss``, ``MCAdvantage``, the GRPO scripts): linear sequences cut from a tree.
 
-Invariant: a row's tokens are exactly what the policy saw and said on one path. Under ``node_weight="once"`` (and in call
-rows always) each trainable token is unmasked in exactly one row of its rollout.
+Invariant: a row's tokens are exactly what the policy saw and said on one path. Under ``node_weight="once"`` (and in
+call rows always) each trainable token is unmasked in exactly one row of its rollout.
 
-The rows of one rollout are a 1-D lazy stack with ragged leaves and form one trajectory: the reward lies on the last row,
-which alone is ``done``, so ``MCAdvantage(trajectory_return="sum")`` sees the rollout's reward. Use call rows under
-``GRPOLoss(masking_strategy="sft")``; path rows, which have several assistant spans and no ``("tokens", "prompt")``, under
-``"rlhf"`` or ``"sft"``. Rows are for rollouts with a score: stock code cannot express an exclusion.
+The rows of one rollout are a 1-D lazy stack with ragged leaves and form one trajectory: the reward lies on the last
+row, which alone is ``done``, so ``MCAdvantage(trajectory_return="sum")`` sees the rollout's reward. Use call rows under
+``GRPOLoss(masking_strategy="sft")``; path rows, which have several assistant spans and no ``("tokens", "prompt")``,
+under ``"rlhf"`` or ``"sft"``. Rows are for rollouts with a score: stock code cannot express an exclusion.
 
 Shape legend: ``N`` token-nodes of the tree, ``T`` tokens of a row, ``P`` of its prompt.
 """

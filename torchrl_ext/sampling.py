@@ -1,7 +1,7 @@
-"""Draws one token a row, each row under its own settings, with the log-probability of the distribution it was drawn from.
+"""Draws one token a row under the row's own settings, with its log-probability in the distribution drawn from.
 
-Invariant: a row's draw depends on its logits, its settings and its own uniform number only, so the other rows of a batch
-cannot change it.
+Invariant: a row's draw depends on its logits, its settings and its own uniform number only, so the other rows of a
+batch cannot change it.
 
 Shapes: B rows, V vocabulary.
 """
@@ -18,7 +18,8 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     Args:
         logits: [B, V], already divided by the temperature.
         top_k: [B] int64, tokens kept; 0 keeps all.
-        top_p: [B] float, in (0, 1]: the smallest set of most likely tokens (of those top-k left) with at least this mass.
+        top_p: [B] float in (0, 1]: keeps the smallest set of most likely tokens (of those that top-k left) with at
+            least this mass.
 
     Returns:
         [B, V], -inf where masked; at least one token a row stays.
@@ -32,9 +33,7 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.empty_like(logits).scatter_(-1, index, ordered)
 
 
-def draw(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Samples by inverting the cumulative distribution.
 
     Args:
@@ -44,7 +43,7 @@ def draw(
         uniform: [B] float64 in [0, 1).
 
     Returns:
-        Tokens [B] int64 and their log-probabilities [B] float32 under the distribution after temperature, top-k and top-p.
+        Tokens [B] int64 and their log-probabilities [B] float32 after temperature, top-k and top-p.
     """
     greedy = temperature == 0
     scale = torch.where(greedy, 1.0, temperature)

@@ -19,8 +19,8 @@ def common_prompt(batch: TensorDictBase) -> int:
 def shorten_prompt(batch: TensorDictBase, keep: int) -> TensorDictBase:
     """Leaves the middle of the common prompt out: its first ``HEAD`` and last ``keep`` tokens stay.
 
-    A policy made from scratch learns to copy words of the task only when they are near at first; whole prompts come later
-    (a schedule of ``keep``). Positions close up, so the distances within what stays are the real ones.
+    A policy made from scratch learns to copy words of the task only when they are near at first; whole prompts come
+    later (a schedule of ``keep``). Positions close up, so the distances within what stays are the real ones.
 
     Args:
         batch: Flat batch [N] of ``to_training_batch``.

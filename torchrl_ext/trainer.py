@@ -1,15 +1,13 @@
-"""The training loop: stages that read and write one run folder.
+"""The training loop: supervised fine-tuning and tree GRPO, each one readable function over a run folder.
 
-Invariant: every stage can be killed at any time and goes on from its last save to the same result, to within rounding:
-tasks, batches and sampling seeds follow from (seed, stage, step) alone.
+Invariant: both can be killed at any time and go on from their last save (``torchrl_ext.workbench``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,133 +16,19 @@ import torch
 from tensordict import TensorDictBase, lazy_stack
 from transformers import PreTrainedModel
 
-from clawgym_env.engines.base import Engine
-from clawgym_env.engines.scripted import ScriptedEngine
-from clawgym_env.evaluation import Evaluation, evaluate
-from clawgym_env.harnesses.base import Harness
-from clawgym_env.proxy.session import Budget
-from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
-from clawgym_env.sandboxes.base import Backend
+from clawgym_env.errors import ConfigError
+from clawgym_env.evaluation import evaluate
+from clawgym_env.rollout import Rollout
 from clawgym_env.store import RunFolder
-from clawgym_env.tasks.base import Split, Suite, Task
-from clawgym_env.tasks.builtin.demonstrator import demonstrate
-from clawgym_env.tree.ledger import total
-from clawgym_env.types import Sampling, ToolCall
-from torchrl_ext.collector import TreeCollector, rollout_td
+from torchrl_ext.collector import TreeCollector
 from torchrl_ext.data import to_training_batch, tree_td
-from torchrl_ext.engine import TorchEngine
 from torchrl_ext.estimators import TreeGroupAdvantage
 from torchrl_ext.losses import TreeGRPOLoss, TreeSFTLoss
 from torchrl_ext.models import save_policy
-from torchrl_ext.optim import make_optimizer
-from torchrl_ext.progress import RunProgress
-from torchrl_ext.recipes.config import DemosStage, EvalStage, GRPOStage, RunSettings, SFTStage
+from torchrl_ext.optim import PolicyOptimizer, make_optimizer
+from torchrl_ext.recipes.config import EvalStage, GRPOStage, SFTStage
 from torchrl_ext.sft import prompt_length, shorten_prompt
-
-
-@dataclass(slots=True)
-class Workbench:
-    """What the stages of a run share.
-
-    Attributes:
-        model: The policy; engine and trainer hold the same parameters.
-        tokenizer_dir: Folder whose tokenizer files go with the saved policy.
-    """
-
-    folder: RunFolder
-    settings: RunSettings
-    model: PreTrainedModel
-    tokenizer_dir: Path
-    renderer: ChatRenderer
-    backend: Backend
-    harness: Harness
-    suite: Suite
-    progress: RunProgress
-    started: float = field(default_factory=time.monotonic)
-
-    def collector(self, engine: Engine, plan: Callable[[int], Sequence[RolloutSpec]], batches: int) -> TreeCollector:
-        """A collector of this run."""
-        s = self.settings
-        rollout = RolloutSettings(
-            sampling=Sampling(temperature=s.temperature, max_tokens=s.max_tokens),
-            budget=Budget(max_calls=s.max_calls),
-            timeout_s=s.timeout_s,
-        )
-        return TreeCollector(
-            engine, self.renderer, self.backend, plan, settings=rollout, total_batches=batches,
-            concurrency=s.concurrency, on_rollout=lambda rollout, left: self.progress.advance(),
-        )  # fmt: skip
-
-    def engine(self) -> TorchEngine:
-        """The embedded engine on this run's parameters."""
-        return TorchEngine(self.model, max_context=self.settings.max_context)
-
-    def specs(self, tasks: Sequence[Task], name: str, *, group: int = 1) -> list[RolloutSpec]:
-        """Rollouts of tasks: ``group`` of each, ids and seeds by name and place."""
-        return [
-            RolloutSpec(
-                id=f"{name}-{t:03d}-{k}",
-                task=task,
-                harness=self.harness,
-                group=f"{task.id}@{self.settings.harness}",
-                seed=derive_seed(self.settings.seed, name, t, k),
-            )
-            for t, task in enumerate(tasks)
-            for k in range(group)
-        ]
-
-    def tasks(self, split: Split, n: int, *key: object) -> list[Task]:
-        """Tasks drawn by the run's seed and a key."""
-        return self.suite.sample(split, n, seed=derive_seed(self.settings.seed, split, *key) % (1 << 31))
-
-    def log(self, stage: str, row: dict[str, Any]) -> None:
-        """One line of ``metrics.jsonl``."""
-        self.folder.append_metrics({"stage": stage, "elapsed_s": round(time.monotonic() - self.started, 2), **row})
-
-
-def derive_seed(seed: int, *key: object) -> int:
-    """A 63-bit seed from the run's seed and a key."""
-    data = "/".join(map(str, (seed, *key))).encode()
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
-
-
-# --------------------------------------------------------------------------------------------------- demonstrations
-
-
-def capture_demonstrations(bench: Workbench, stage: DemosStage) -> None:
-    """Runs the imperfect demonstrator through the harness; batches already stored are not run again."""
-    tasks = bench.tasks("train", stage.rollouts, "demos")
-    specs = bench.specs(tasks, "demos")
-    replies = {spec.id: _demonstration(bench, spec, stage.skill) for spec in specs}
-    engine = ScriptedEngine(lambda request, turn: replies[request.rollout_id][turn])
-    chunks = [specs[i : i + stage.batch] for i in range(0, len(specs), stage.batch)]
-    done = set(bench.folder.batches())
-    missing = [k for k in range(len(chunks)) if f"demos-{k:04d}" not in done]
-    if not missing:
-        return
-    collector = bench.collector(engine, lambda k: chunks[missing[k]], len(missing))
-    bench.progress.begin("demonstrations", sum(len(chunks[k]) for k in missing))
-    try:
-        for k, _ in zip(missing, collector, strict=False):
-            bench.folder.write_rollouts(f"demos-{k:04d}", collector.rollouts)
-            bench.log("demos", {"step": k, **_rollout_metrics(collector.rollouts)})
-    finally:
-        collector.shutdown()
-        bench.progress.end()
-    stored = [r for k in range(len(chunks)) for r in bench.folder.rollouts(f"demos-{k:04d}")]
-    right = sum(r.reward.passed for r in stored if r.reward is not None)
-    bench.progress.line(f"demonstrations: {len(stored)} rollouts captured under {bench.settings.harness}, {right} right")
-
-
-def _demonstration(bench: Workbench, spec: RolloutSpec, skill: float) -> list[np.ndarray]:
-    shown = demonstrate(spec.task, derive_seed(bench.settings.seed, "demonstrator"), skill)
-    encode = bench.renderer.encode_reply
-    calls = [encode("", ToolCall("bash", {"command": command})) for command in shown.tool_commands]
-    return [*calls, encode(shown.final_text)]
-
-
-# ---------------------------------------------------------------------------------------------- supervised fine-tuning
+from torchrl_ext.workbench import Workbench, restore_state, rollout_metrics, save_state
 
 
 def fine_tune(bench: Workbench, stage: SFTStage, source: RunFolder, prefix: str = "") -> None:
@@ -152,7 +36,7 @@ def fine_tune(bench: Workbench, stage: SFTStage, source: RunFolder, prefix: str 
     rows = _training_rows(source, prefix, stage.min_score)
     loss_module = TreeSFTLoss(bench.model, normalisation="token_mean")
     optimiser = make_optimizer(bench.model, kind=stage.optimiser, lr=stage.lr, weight_decay=stage.weight_decay)
-    first = _restore(bench, "sft", optimiser)
+    first = restore_state(bench, "sft", optimiser)
     if first >= stage.steps:
         return
     bench.progress.begin("fine-tuning", stage.steps - first)
@@ -171,25 +55,21 @@ def fine_tune(bench: Workbench, stage: SFTStage, source: RunFolder, prefix: str 
             recent = float(np.mean(losses[-stage.save_every :]))
             seconds = time.monotonic() - began
             bench.log("sft", {"step": step + 1, "loss": recent, "seconds": seconds, "prompt": keep})
-            _save(bench, "sft", step + 1, optimiser)
+            save_state(bench, "sft", step + 1, optimiser)
             bench.progress.line(f"fine-tuning {step + 1}/{stage.steps}: loss {recent:.3f}, {seconds:.0f} s")
     bench.progress.end()
 
 
 def _training_rows(source: RunFolder, prefix: str, min_score: float | None) -> list[TensorDictBase]:
-    rows: list[TensorDictBase] = []
-    for name in source.batches():
-        if not name.startswith(prefix):
-            continue
-        for r in source.rollouts(name):
-            if r.reward is not None and (min_score is None or r.reward.score >= min_score):
-                rows.append(tree_td(r.packed, reward=r.reward.score, query=r.group, status=r.status))
+    stored = (r for name in source.batches() if name.startswith(prefix) for r in source.rollouts(name))
+    rows: list[TensorDictBase] = [
+        tree_td(r.packed, reward=r.reward.score, query=r.group, status=r.status)
+        for r in stored
+        if r.reward is not None and (min_score is None or r.reward.score >= min_score)
+    ]
     if not rows:
-        raise ValueError(f"{source.path} holds no scored rollouts named {prefix}* with score >= {min_score}")
+        raise ConfigError(f"{source.path} holds no scored rollouts named {prefix}* with score >= {min_score}")
     return rows
-
-
-# ------------------------------------------------------------------------------------------------------------ tree GRPO
 
 
 def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None:
@@ -204,16 +84,13 @@ def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None
     optimiser = make_optimizer(
         bench.model, kind=stage.optimiser, lr=stage.lr, weight_decay=stage.weight_decay, betas=stage.betas
     )
-    first = _restore(bench, "grpo", optimiser)
-    engine = bench.engine()
-    engine.update_weights(first + 1)
-    collector = bench.collector(
-        engine,
-        lambda k: bench.specs(bench.tasks("train", stage.tasks, "grpo", k), f"grpo-{k:04d}", group=stage.group),
-        stage.steps,
+    first = restore_state(bench, "grpo", optimiser)
+    plan = lambda k: bench.specs(  # noqa: E731
+        bench.tasks("train", stage.tasks, "grpo", k), f"grpo-{k:04d}", group=stage.group
     )
-    collector.batch = first
-    try:
+    with bench.engine() as engine, bench.collector(engine, plan, stage.steps) as collector:
+        engine.update_weights(first + 1)
+        collector.load_state_dict(OrderedDict(batch=first))
         for step in range(first, stage.steps):
             bench.progress.begin(f"step {step + 1}/{stage.steps}", stage.tasks * stage.group)
             began = time.monotonic()
@@ -222,21 +99,15 @@ def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None
             set_lr(optimiser, stage.lr * _schedule(step, stage))
             figures = _grpo_update(bench.model, loss_module, optimiser, batch, collector.rollouts, stage)
             collector.increment_version()
-            trained = time.monotonic()
-            name = f"grpo-{step:04d}"
-            bench.folder.write_rollouts(name, collector.rollouts)
-            seconds = {"rollouts": collected - began, "update": trained - collected}
-            row = {"step": step + 1, **_rollout_metrics(collector.rollouts), **figures, "seconds": seconds}
+            seconds = {"rollouts": collected - began, "update": time.monotonic() - collected}
+            bench.folder.write_rollouts(f"grpo-{step:04d}", collector.rollouts)
+            row = {"step": step + 1, **rollout_metrics(collector.rollouts), **figures, "seconds": seconds}
             if (step + 1) % stage.validate_every == 0 or step + 1 == stage.steps:
                 row["validation"] = _validate(bench, collector, eval_stage, step)
             bench.log("grpo", row)
-            _save(bench, "grpo", step + 1, optimiser)
+            save_state(bench, "grpo", step + 1, optimiser)
             bench.progress.end()
             bench.progress.line(describe_step(row, stage.steps))
-    finally:
-        collector.shutdown()
-        bench.progress.end()
-        _close(engine)
     best = bench.folder.path / "checkpoints" / "best"
     if best.is_dir():
         _load_weights(bench.model, best)
@@ -245,7 +116,7 @@ def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None
 def _grpo_update(
     model: PreTrainedModel,
     loss_module: TreeGRPOLoss,
-    optimiser: Any,
+    optimiser: PolicyOptimizer,
     batch: TensorDictBase,
     rollouts: Sequence[Rollout],
     stage: GRPOStage,
@@ -312,112 +183,22 @@ def describe_step(row: dict[str, Any], steps: int) -> str:
     return ", ".join(p for p in parts if p)
 
 
-# ----------------------------------------------------------------------------------------------------------- evaluation
-
-
-def measure(bench: Workbench, stage: EvalStage, when: str) -> None:
-    """Held-out Pass@1, at temperature 1 and greedy, once a run and ``when``."""
-    if stage.test == 0 or any(r["stage"] == "eval" and r["when"] == when for r in bench.folder.metrics()):
-        return
-    engine = bench.engine()
-    collector = bench.collector(engine, lambda k: [], 0)
-    tasks = bench.tasks("test", max(stage.test, stage.greedy), "test")
-    began = time.monotonic()
-    results: dict[str, Evaluation] = {}
-    try:
-        for mode, temperature, n in (("sampled", 1.0, stage.test), ("greedy", 0.0, stage.greedy)):
-            if n == 0:
-                continue
-            bench.progress.begin(f"held-out tasks {when}, {mode}", n)
-            sampling = Sampling(temperature=temperature, max_tokens=bench.settings.max_tokens)
-            rollouts = collector.run(bench.specs(tasks[:n], f"eval-{when}-{mode}"), sampling)
-            bench.folder.write_rollouts(f"eval-{when}-{mode}", rollouts)
-            results[mode] = evaluate(rollouts)
-    finally:
-        collector.shutdown()
-        bench.progress.end()
-        _close(engine)
-    row = {"when": when, "seconds": time.monotonic() - began, **{m: e.as_dict() for m, e in results.items()}}
-    bench.log("eval", row)
-    said = "; ".join(f"{mode} {e.overall}" for mode, e in results.items())
-    bench.progress.line(f"[bold]held-out Pass@1 {when}: {said}[/bold]")
-
-
-def _rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    summary = evaluate(rollouts)
-    ledger = total([r.ledger for r in rollouts])
-    rewards = [r.reward.score for r in rollouts if r.reward is not None]
-    return {
-        "rollouts": len(rollouts),
-        "reward": float(np.mean(rewards)) if rewards else float("nan"),
-        "pass_at_1": summary.overall.rate,
-        "by_family": {k: v.rate for k, v in summary.by_family.items()},
-        "unscored": summary.unscored,
-        "calls": summary.calls,
-        **ledger.as_dict(),
-        "unique_tokens": sum(r.tree.unique_tokens for r in rollouts),
-        "total_tokens": sum(r.tree.total_tokens for r in rollouts),
-        "cached_tokens": sum(c.call.cached_tokens for r in rollouts for c in r.records),
-    }
-
-
-# ---------------------------------------------------------------------------------------------- steps, saves and restores
-
-
-def update(model: PreTrainedModel, optimiser: Any, loss: torch.Tensor, max_grad_norm: float) -> tuple[float, float]:
+def update(
+    model: PreTrainedModel, optimiser: PolicyOptimizer, loss: torch.Tensor, max_grad_norm: float
+) -> tuple[float, float]:
     """One optimiser step; returns the loss and the gradient's norm before clipping."""
     optimiser.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimiser.step()
-    return float(loss), float(norm)
+    return float(loss.detach()), float(norm)
 
 
-def set_lr(optimiser: Any, lr: float) -> None:
+def set_lr(optimiser: PolicyOptimizer, lr: float) -> None:
     """Sets the learning rate of every group."""
     for group in optimiser.param_groups:
         group["lr"] = lr
 
 
-def _save(bench: Workbench, stage: str, step: int, optimiser: Any) -> None:
-    folder = bench.folder.path / "checkpoints"
-    folder.mkdir(exist_ok=True)
-    state = {
-        "stage": stage,
-        "step": step,
-        "model": bench.model.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "elapsed_s": time.monotonic() - bench.started,
-    }
-    beside = folder / ".state.pt"
-    torch.save(state, beside)
-    beside.replace(folder / "state.pt")
-
-
-def _restore(bench: Workbench, stage: str, optimiser: Any) -> int:
-    """Steps of ``stage`` that are done; model and optimiser are put where they were."""
-    path = bench.folder.path / "checkpoints" / "state.pt"
-    if not path.is_file():
-        return 0
-    state = torch.load(path, weights_only=True)
-    order = ["sft", "grpo"]
-    if order.index(state["stage"]) < order.index(stage):
-        bench.model.load_state_dict(state["model"])
-        return 0
-    bench.model.load_state_dict(state["model"])
-    if state["stage"] != stage:
-        return 1 << 62  # a later stage has begun: this one is done
-    optimiser.load_state_dict(state["optimiser"])
-    kept = [r for r in bench.folder.metrics() if r["stage"] != stage or r["step"] <= state["step"]]
-    bench.folder.keep_metrics(kept)
-    return int(state["step"])
-
-
 def _load_weights(model: PreTrainedModel, path: Path) -> None:
     model.load_state_dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
-
-
-def _close(engine: TorchEngine) -> None:
-    import asyncio
-
-    asyncio.run(engine.aclose())

@@ -1,6 +1,7 @@
 """The policy engine's contract: token ids in; ids, log-probs and policy versions out.
 
-Invariant: a token engine never reads text and no engine knows an HTTP server. What it returns is exactly what it sampled.
+Invariant: a token engine never reads text and no engine knows an HTTP server. What it returns is exactly what it
+sampled.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ Script = Callable[[EngineRequest, int], TokenArray]
 class ScriptedEngine:
     """Answers by a script.
 
-    A scripted token is certain, so its log-probability is 0. Answers are cut at ``Sampling.max_tokens`` as any policy's.
+    A scripted token is certain, so its log-probability is 0. Answers are cut at ``Sampling.max_tokens`` as any
+    policy's.
     """
 
     def __init__(self, script: Script, *, max_context: int = 131_072) -> None:

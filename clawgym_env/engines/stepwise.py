@@ -30,6 +30,8 @@ class StepwiseEngine:
     def __init__(self, *, max_context: int) -> None:
         self._max_context = max_context
         self._pending: asyncio.Queue[PendingCall] = asyncio.Queue()
+        self._unanswered: set[PendingCall] = set()
+        self._closed = False
 
     @property
     def max_context(self) -> int:
@@ -47,10 +49,21 @@ class StepwiseEngine:
         return self._pending.qsize()
 
     async def generate(self, request: EngineRequest) -> Generation:
-        """Waits until someone answers."""
+        """Waits until someone answers.
+
+        Raises:
+            EngineError: the engine was closed.
+        """
+        if self._closed:
+            raise EngineError("the environment was closed")
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        await self._pending.put(PendingCall(request, answer))
-        return await answer
+        call = PendingCall(request, answer)
+        self._unanswered.add(call)
+        try:
+            await self._pending.put(call)
+            return await answer
+        finally:
+            self._unanswered.discard(call)
 
     async def next_call(self) -> PendingCall:
         """The oldest call whose client still waits."""
@@ -77,8 +90,8 @@ class StepwiseEngine:
         )
 
     async def aclose(self) -> None:
-        """Fails every call that still waits."""
-        while not self._pending.empty():
-            call = self._pending.get_nowait()
+        """Fails every call that still waits, the one in hand included."""
+        self._closed = True
+        for call in self._unanswered:
             if not call.answer.done():
                 call.answer.set_exception(EngineError("the environment was closed"))

@@ -67,14 +67,18 @@ class UpstreamEngine:
             response.raise_for_status()
             choice = response.json()["choices"][0]
             message = choice["message"]
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                raise TypeError(f"content is {type(content).__name__}, not text")
             calls = [_tool_call(c["function"]) for c in message.get("tool_calls") or []]
         except httpx.HTTPStatusError as error:
-            raise EngineError(f"{self._url} answered {error.response.status_code}: {error.response.text[:500]}") from error
+            answer = error.response
+            raise EngineError(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from error
         except httpx.HTTPError as error:
             raise EngineError(f"{self._url} cannot be asked: {type(error).__name__}: {error}") from error
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise EngineError(f"{self._url} did not answer with a chat completion: {error!r}") from error
-        ids = self._renderer.encode_reply(message.get("content") or "", *calls)
+        ids = self._renderer.encode_reply(content, *calls)
         length = choice.get("finish_reason") == "length"
         return Generation(
             ids, np.full(len(ids), np.nan, np.float32), np.full(len(ids), -1), "length" if length else "stop"

@@ -1,7 +1,7 @@
 """What a harness is to us: a black box with a model endpoint.
 
-Invariant: a harness module knows how to configure, launch and read the exit of one program, and nothing of the proxy. It
-is given a URL. Every special case of a harness lives in its module.
+Invariant: a harness module knows how to configure, launch and read the exit of one program, and nothing of the proxy.
+It is given a URL. Every special case of a harness lives in its module.
 """
 
 from __future__ import annotations

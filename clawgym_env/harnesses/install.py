@@ -1,8 +1,8 @@
 """Puts pinned harnesses into a cache of our own, away from the user's Python and Node.
 
 Invariant: a folder that ``installed`` names is complete. An install happens in a sibling folder under a file lock and
-is renamed into place only after the program has run once; that run also fills V8's compile cache, which every rollout
-then reads. npm's registry settings are the user's; only its download cache is ours, so that a broken install resumes.
+is renamed into place; then the program runs once, which proves it and fills V8's compile cache, for every rollout to
+read. npm's registry settings are the user's; only its download cache is ours, so that a broken install resumes.
 
 ``CLAWGYM_CACHE`` moves the cache from its place below ``XDG_CACHE_HOME``.
 """
@@ -118,8 +118,8 @@ def ensure(name: str, progress: Progress) -> Path:
         HarnessError: there is no suitable Node, npm failed, or the program does not run.
     """
     folder = installed(name)
-    if folder is not None and _warm_mark(folder, find_node()).exists():
-        return folder
+    if folder is not None and (_warm_mark(folder, find_node()).exists() or not os.access(folder, os.W_OK)):
+        return folder  # one that is not ours to write works as well, only slower
     return install(name, progress)
 
 
@@ -133,17 +133,20 @@ def install(name: str, progress: Progress) -> Path:
         HarnessError: there is no suitable Node, npm failed, or the program does not run.
     """
     package, folder, node = package_of(name), folder_of(name), find_node()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(f"cannot write to {cache_folder()}: {error.strerror}; set CLAWGYM_CACHE") from error
     with _lock(folder.parent / ".lock", lambda: progress(f"waiting for another install of {name}")):
         if not folder.is_dir():
             unfinished = folder.with_name(f".{folder.name}.partial")
             shutil.rmtree(unfinished, ignore_errors=True)
             progress(f"installing {name} {package.version} (about {package.install_mb} MB) into {folder}")
             _npm_install(package, node, unfinished)
-            _warm_up(name, unfinished, node, progress)
             unfinished.rename(folder)
-        elif not _warm_mark(folder, node).exists():
-            _warm_up(name, folder, node, progress)
+        if not _warm_mark(folder, node).exists():
+            progress(f"running {name} once")
+            _warm_up(name, folder, node)
     progress(f"{name} {package.version} is ready")
     return folder
 
@@ -192,7 +195,13 @@ def _npm_install(package: NpmPackage, node: Node, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "package.json").write_text('{"private": true}\n')
     flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev", "--global=false", "--loglevel=error"]
-    command = [*node.npm, "install", *flags, f"--cache={cache_folder() / 'npm'}", f"{package.package}@{package.version}"]
+    command = [
+        *node.npm,
+        "install",
+        *flags,
+        f"--cache={cache_folder() / 'npm'}",
+        f"{package.package}@{package.version}",
+    ]
     path = f"{node.executable.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     done = subprocess.run(
         command,
@@ -202,18 +211,21 @@ def _npm_install(package: NpmPackage, node: Node, folder: Path) -> None:
         text=True,
         errors="replace",
         stdin=subprocess.DEVNULL,
+        umask=0o022,
     )
     if done.returncode != 0:
         raise HarnessError(f"npm could not install {package.package}@{package.version}: {done.stderr.strip()[-2000:]}")
 
 
-def _warm_up(name: str, folder: Path, node: Node, progress: Progress) -> None:
-    """Runs the program once and keeps what V8 compiled, for our uid here and the agent's in sandboxes."""
-    from clawgym_env.harnesses.warmup import run_once  # it needs the harness, which needs this module
+def _warm_up(name: str, folder: Path, node: Node) -> None:
+    """Runs the program once and keeps what V8 compiled, for our uid here and for the agent's in sandboxes."""
+    from clawgym_env.harnesses import get_harness  # these need this module
+    from clawgym_env.harnesses.warmup import run_once
 
-    progress(f"running {name} once")
-    run_once(name, folder)
+    run_once(get_harness(name))
     for compiled in (folder / COMPILE_CACHE).glob(f"v*-{os.geteuid()}"):
+        for file in compiled.iterdir():
+            file.chmod(0o644)  # Node makes them private, and root's sandboxes run under another uid
         inside = compiled.with_name(f"{compiled.name.rsplit('-', 1)[0]}-{AGENT_UID}")
         if not inside.exists():
             inside.symlink_to(compiled.name)

@@ -1,9 +1,10 @@
 """The ASGI application behind every rollout's model endpoint.
 
 Invariants:
-    1. A request belongs to the rollout that its path names (``/rollout/<id>/v1/...``), and a rollout's own listener serves
-       that rollout only. Anything else is refused with an error that says so.
-    2. A call is committed before its terminal event is sent; a client that goes away commits nothing.
+    1. A request belongs to the rollout that its path names (``/rollout/<id>/v1/...``), and a rollout's own listener
+       serves that rollout only. Anything else is refused with an error that says so.
+    2. A call is committed before its terminal event is sent; a client that goes away and a rollout that ended meanwhile
+       commit nothing.
     3. Every stream ends in its terminal events or in an error.
 """
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -85,6 +87,10 @@ class Proxy:
             raise WireError(f"rollout {rollout!r} has ended", status=410, code="rollout_ended")
         raise WireError(f"there is no rollout {rollout!r}", status=404, code="unknown_rollout")
 
+    def is_live(self, session: Session) -> bool:
+        """Whether calls of a session still count."""
+        return self._live.get(session.rollout_id) is session
+
     async def _models(self, request: Request) -> Response:
         try:
             session = self.session_of(request.scope)
@@ -115,51 +121,48 @@ class _Completions:
             session = self._proxy.session_of(scope)
             if scope["method"] != "POST":
                 raise WireError("only POST is served here", status=405)
-            request = wire.parse_request(await exchange.body())
-            if request.stream:
-                await self._stream(exchange, session, request)
-            else:
-                await self._whole(exchange, session, request)
+            await self._answer(exchange, session, wire.parse_request(await exchange.body()))
         except ClientGone:
             if session is not None:
                 session.ledger.note("client went away while a call was pending")
         except WireError as error:
             if session is not None:
                 session.ledger.note(f"refused: {error}")
-            await exchange.json(wire.render_error(error), error.status)
+            await exchange.refuse(error)
+        except Exception as error:
+            log.exception("%s: a call failed", scope["path"])
+            if session is not None:
+                session.fail(f"{type(error).__name__}: {error}")
+            await exchange.refuse(WireError("internal error at the model boundary", status=500, code="internal_error"))
 
-    async def _whole(self, exchange: _Exchange, session: Session, request: ChatRequest) -> None:
+    async def _answer(self, exchange: _Exchange, session: Session, request: ChatRequest) -> None:
         async with exchange.unless_gone(_draft(session, request)) as pending:
+            # What fails without sampling is refused with its own status: harnesses compact on a 400, not on an event.
+            await asyncio.wait([pending], timeout=0)
+            if request.stream and not pending.done():
+                await exchange.hold(pending)
             draft = await pending
-        session.commit(draft)
-        await exchange.json(wire.render_reply(_reply(draft)), 200)
-
-    async def _stream(self, exchange: _Exchange, session: Session, request: ChatRequest) -> None:
-        await exchange.start_stream()
-        try:
-            async with exchange.unless_gone(_draft(session, request)) as pending:
-                while not pending.done():
-                    await asyncio.wait([pending], timeout=KEEP_ALIVE_S)
-                    if not pending.done():
-                        await exchange.write([KEEP_ALIVE])
-                draft = await pending
-        except WireError as error:
-            session.ledger.note(f"refused: {error}")
-            await exchange.write(wire.stream_error(error))
+            try:
+                reply = _reply(draft)
+                if request.stream:
+                    await exchange.write(wire.stream_deltas(reply))
+                if exchange.gone:
+                    raise ClientGone
+                if not self._proxy.is_live(session):
+                    raise WireError(f"rollout {session.rollout_id!r} has ended", status=410, code="rollout_ended")
+            except BaseException:
+                session.abort(draft)
+                raise
+            session.commit(draft)
+        if request.stream:
+            await exchange.write(wire.stream_end(reply, include_usage=request.include_usage))
             await exchange.end()
-            return
-        reply = _reply(draft)
-        await exchange.write(wire.stream_deltas(reply))
-        if exchange.gone:
-            session.abort(draft)
-            return
-        session.commit(draft)
-        await exchange.write(wire.stream_end(reply, include_usage=request.include_usage))
-        await exchange.end()
+        else:
+            await exchange.json(wire.render_reply(reply), 200)
 
 
 async def _draft(session: Session, request: ChatRequest) -> Draft:
-    """A draft, with every failure turned into what the wire says."""
+    """A draft, with every expected failure turned into what the wire says."""
     try:
         return await session.draft(request)
     except ContextOverflow as error:
@@ -171,20 +174,13 @@ async def _draft(session: Session, request: ChatRequest) -> Draft:
         raise WireError(str(error), param="messages", code="unrenderable") from error
     except EngineError as error:
         raise WireError(f"the policy engine failed: {error}", status=500, code="engine_error") from error
-    except Exception as error:
-        log.exception("rollout %s: a call failed", session.rollout_id)
-        session.failure = f"{type(error).__name__}: {error}"
-        session.failed.set()
-        raise WireError("internal error at the model boundary", status=500, code="internal_error") from error
 
 
 def _reply(draft: Draft) -> wire.Reply:
     generation = draft.generation
     usage = wire.Usage(len(draft.prompt_ids), len(generation.token_ids), generation.cached_tokens)
-    ident = draft.reply.tool_calls[0].id if draft.reply.tool_calls else f"at{len(draft.prompt_ids)}"
-    return wire.Reply(
-        f"chatcmpl-{ident}", int(time.time()), draft.request.model, draft.reply, generation.finish_reason, usage
-    )
+    ident = f"chatcmpl-{draft.number}"
+    return wire.Reply(ident, int(time.time()), draft.request.model, draft.reply, generation.finish_reason, usage)
 
 
 class _Exchange:
@@ -193,6 +189,7 @@ class _Exchange:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._streaming = False
         self.gone = False
 
     async def body(self) -> bytes:
@@ -209,9 +206,13 @@ class _Exchange:
                 return b"".join(parts)
 
     @asynccontextmanager
-    async def unless_gone(self, work: object) -> AsyncIterator[asyncio.Future[Draft]]:
-        """Runs a coroutine as a task that is cancelled when the client goes away, or when the caller leaves."""
-        task: asyncio.Task[Draft] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    async def unless_gone(self, work: Coroutine[Any, Any, Draft]) -> AsyncIterator[asyncio.Task[Draft]]:
+        """Runs a coroutine as a task that is cancelled when the client goes away, or when the caller leaves.
+
+        Raises:
+            ClientGone: the client went away before the work was done.
+        """
+        task = asyncio.create_task(work)
         watch = asyncio.create_task(self._watch(task))
         try:
             yield task
@@ -230,17 +231,37 @@ class _Exchange:
         self.gone = True
         task.cancel()
 
+    async def hold(self, pending: asyncio.Task[Draft]) -> None:
+        """Opens the stream and keeps the client waiting until a task is done."""
+        await self._start_stream()
+        while not pending.done():
+            await asyncio.wait([pending], timeout=KEEP_ALIVE_S)
+            if not pending.done():
+                await self.write([KEEP_ALIVE])
+
+    async def refuse(self, error: WireError) -> None:
+        """Ends the response with an error: with its status, or as an event where the headers have gone out."""
+        if self._streaming:
+            await self.write(wire.stream_error(error))
+            await self.end()
+        else:
+            await self.json(wire.render_error(error), error.status)
+
     async def json(self, payload: object, status: int) -> None:
         body = orjson.dumps(payload)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_stream(self) -> None:
+    async def _start_stream(self) -> None:
+        self._streaming = True
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, events: Iterable[bytes]) -> None:
+        """Sends events, and the stream's headers before the first."""
+        if not self._streaming:
+            await self._start_stream()
         await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
 
     async def end(self) -> None:

@@ -1,9 +1,9 @@
 """Which committed call does a request continue? A proposal from messages alone.
 
-Invariant: this only proposes. Harnesses do not echo byte for byte (``docs/harnesses.md``), so messages are compared in a
-canonical form; whether the tokens agree is decided by the renderer and the tree.
+Invariant: this only proposes. Harnesses do not echo byte for byte (``docs/harnesses.md``), so messages are compared in
+a canonical form; whether the tokens agree is decided by the renderer and the tree.
 
-A conversation's key is a hash chain over its tools and canonical messages, so that proposing costs one pass over the
+A conversation's key is a hash chain over its tools and canonical messages, so that a call costs one pass over its
 request and does not grow with the number of calls.
 """
 
@@ -21,15 +21,20 @@ from clawgym_env.wire.openai_chat import tool_json
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A call that a request seems to continue.
+    """What a request seems to continue.
 
     Attributes:
-        parent: The call.
-        shared: How many of the request's messages are that call's history, its answer included.
+        parent: The call whose history, answer included, is the longest prefix of the request; ``None`` where there is
+            none.
+        shared: How many of the request's messages are that history.
+        tolerated: What had to be overlooked to say so.
+        tip: Key of the whole request, to which :meth:`History.commit` adds the answer.
     """
 
-    parent: int
+    parent: int | None
     shared: int
+    tolerated: frozenset[str]
+    tip: bytes
 
 
 class History:
@@ -39,36 +44,22 @@ class History:
         self._calls: dict[bytes, int] = {}
         self._minted: dict[str, Message] = {}
 
-    def commit(self, call_id: int, tools: Sequence[ToolSpec], messages: Sequence[Message], reply: Message) -> None:
+    def commit(self, call_id: int, tip: bytes, reply: Message) -> None:
         """Remembers a call; of several with equal messages the latest is the one a harness goes on with."""
         for call in reply.tool_calls:
             self._minted[call.id] = reply
-        *_, key = self._chain(tools, [*messages, reply], set())
-        self._calls[key] = call_id
+        self._calls[_digest(tip, canonical(reply))] = call_id
 
-    def propose(
-        self, tools: Sequence[ToolSpec], messages: Sequence[Message]
-    ) -> tuple[Proposal | None, frozenset[str]]:
-        """The call whose history, answer included, is the longest prefix of a request.
-
-        Returns:
-            The proposal, and what had to be tolerated to make it.
-        """
+    def propose(self, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> Proposal:
+        """Matches a request against the committed calls."""
         tolerated: set[str] = set()
-        keys = self._chain(tools, messages, tolerated)
-        for shared in range(len(messages), 0, -1):
-            call = self._calls.get(keys[shared - 1])
-            if call is not None:
-                return Proposal(call, shared), frozenset(tolerated)
-        return None, frozenset()
-
-    def _chain(self, tools: Sequence[ToolSpec], messages: Sequence[Message], tolerated: set[str]) -> list[bytes]:
+        parent, shared = None, 0
         key = _digest(b"", [tool_json(t) for t in tools])
-        keys = []
-        for message in messages:
+        for i, message in enumerate(messages, start=1):
             key = _digest(key, canonical(self._original(message, tolerated)))
-            keys.append(key)
-        return keys
+            if key in self._calls:
+                parent, shared = self._calls[key], i
+        return Proposal(parent, shared, frozenset(tolerated if parent is not None else ()), key)
 
     def _original(self, message: Message, tolerated: set[str]) -> Message:
         """Our own answer in place of its echo, recognised by the call ids that we minted."""

@@ -9,9 +9,11 @@ import asyncio
 import functools
 import socket
 from contextlib import suppress
+from typing import Any
 
 import uvicorn
 
+from clawgym_env.errors import ProxyError
 from clawgym_env.proxy.app import Proxy
 
 
@@ -46,9 +48,18 @@ class ProxyServer:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        for connection in list(self._state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def attach(self, rollout_id: str, listener: socket.socket) -> None:
-        """Serves a rollout on a listener of its own; the socket object stays the caller's to close."""
+        """Serves a rollout on a listener of its own; the socket object stays the caller's to close.
+
+        Raises:
+            ProxyError: the rollout has a listener already.
+        """
+        if rollout_id in self._servers:
+            raise ProxyError(f"rollout {rollout_id!r} is served on a listener already")
         await self._serve(rollout_id, listener.dup())
 
     async def close(self, rollout_id: str) -> None:
@@ -59,8 +70,9 @@ class ProxyServer:
 
     async def _serve(self, key: str, listener: socket.socket) -> None:
         listener.setblocking(False)
+        protocol_class: Any = self._config.http_protocol_class
         protocol = functools.partial(
-            self._config.http_protocol_class,  # type: ignore[arg-type]
+            protocol_class,
             config=self._config,
             server_state=self._state,
             app_state={"rollout": key or None},

@@ -3,7 +3,8 @@
 Invariants:
     1. A draft becomes a call only by ``commit``; ``abort`` leaves nothing but a count of its tokens.
     2. The history of a continued call is grafted id for id; text never becomes tokens twice.
-    3. Budgets bound calls and sampled tokens; once one is met, ``exhausted`` is set and no further call is served.
+    3. Budgets bound calls and sampled tokens; a call beyond one is refused and sets ``exhausted``. Calls that are
+       pending at once may each use the tokens that were left when they began.
 """
 
 from __future__ import annotations
@@ -18,38 +19,25 @@ import numpy as np
 
 from clawgym_env.engines.base import Engine, EngineRequest
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError
-from clawgym_env.proxy.matching import History
+from clawgym_env.proxy.matching import History, Proposal
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.prefix_tree import PrefixTree
+from clawgym_env.types import Budget as Budget
 from clawgym_env.types import ChatRequest, Generation, Message, ModelCall, Sampling, TokenArray
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What one rollout may use.
-
-    Attributes:
-        max_calls: Committed model calls.
-        max_tokens: Sampled tokens over all calls.
-    """
-
-    max_calls: int = 64
-    max_tokens: int = 65_536
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """An answer that is sampled and parsed but not yet committed."""
+    """An answer that is sampled and parsed but not yet committed; ``number`` counts calls from 1 as they came."""
 
+    number: int
     request: ChatRequest
     prompt_ids: TokenArray
     generation: Generation
     sampling: Sampling
     reply: Message
-    parent: int | None
-    shared: int
-    tolerated: frozenset[str]
+    proposal: Proposal
     started_s: float
 
 
@@ -73,7 +61,7 @@ class CallRecord:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """See the module's invariants.
 
@@ -81,7 +69,9 @@ class Session:
         sampling: How answers are drawn; overrides what the harness asks for, except that its token limit is kept.
         seed: Seeds every generation of this rollout by prompt and repetition, whatever the order of arrival; ``None``
             leaves sampling unseeded.
-        exhausted: Set when a budget is met.
+        in_flight: Calls that are neither committed nor aborted.
+        served: Calls that reached the engine.
+        exhausted: Set when a call was refused because a budget is met.
         failed: Set when the engine failed; ``failure`` says why.
     """
 
@@ -113,12 +103,10 @@ class Session:
         """
         left = self._tokens_left()
         started = time.monotonic()
-        proposal, tolerated = self._history.propose(request.tools, request.messages)
-        parent = proposal.parent if proposal else None
-        shared = proposal.shared if proposal else 0
-        prompt = self._graft(request, parent, shared)
+        proposal = self._history.propose(request.tools, request.messages)
+        prompt = self._graft(request, proposal)
         if prompt is None:
-            parent, shared, tolerated = None, 0, frozenset()
+            proposal = replace(proposal, parent=None, shared=0, tolerated=frozenset())
             prompt = self.renderer.prompt(request.messages, request.tools)
         room = self.engine.max_context - len(prompt)
         if room < 1:
@@ -127,22 +115,21 @@ class Session:
         sampling = replace(self.sampling, max_tokens=limit, seed=self._call_seed(prompt))
         self.in_flight += 1
         self.served += 1
+        number = self.served
         try:
-            generation = await self.engine.generate(
+            generation = await self._generate(
                 EngineRequest(prompt, sampling, self.renderer.stop_token_ids, request, self.rollout_id)
             )
-        except EngineError as error:
-            self.failure = str(error)
-            self.failed.set()
-            raise
-        finally:
+            reply = _identify(self.renderer.parse(generation.token_ids, prompt, request.tools), number)
+        except BaseException:
             self.in_flight -= 1
-        reply = self._identify(self.renderer.parse(generation.token_ids, prompt, request.tools))
-        return Draft(request, prompt, generation, sampling, reply, parent, shared, tolerated, started)
+            raise
+        return Draft(number, request, prompt, generation, sampling, reply, proposal, started)
 
     def commit(self, draft: Draft) -> ModelCall:
         """Makes a draft part of the rollout; called before its terminal event is sent."""
-        request, generation = draft.request, draft.generation
+        self.in_flight -= 1
+        request, generation, proposal = draft.request, draft.generation, draft.proposal
         call = ModelCall(
             call_id=len(self.records),
             prompt_tokens=len(draft.prompt_ids),
@@ -151,19 +138,21 @@ class Session:
             finish_reason=generation.finish_reason,
             sampling=draft.sampling,
         )
-        self.tree.attach(call.call_id, draft.prompt_ids, generation, prefer=draft.parent)
-        self._history.commit(call.call_id, request.tools, request.messages, draft.reply)
+        self.tree.attach(call.call_id, draft.prompt_ids, generation, prefer=proposal.parent)
+        self._history.commit(call.call_id, proposal.tip, draft.reply)
         self.ledger.captured += len(generation.token_ids)
-        for what in draft.tolerated:
+        for what in proposal.tolerated:
             self.ledger.note(what)
-        if draft.parent is None and self.records:
+        if proposal.parent is None and self.records:
             self.ledger.note("request rendered from scratch")
+        if _asks_for_other_sampling(request, draft.sampling):
+            self.ledger.note("the run's sampling settings took the place of the harness's")
         now = time.monotonic()
         self.records.append(
             CallRecord(
                 call,
-                draft.parent,
-                request.messages[draft.shared :],
+                proposal.parent,
+                request.messages[proposal.shared :],
                 draft.reply,
                 tuple(t.name for t in request.tools),
                 draft.started_s - self._began,
@@ -173,9 +162,24 @@ class Session:
         return call
 
     def abort(self, draft: Draft) -> None:
-        """The answer never reached the harness whole: nothing is committed."""
+        """The answer cannot reach the harness whole: nothing is committed."""
+        self.in_flight -= 1
         self.ledger.aborted += len(draft.generation.token_ids)
-        self.ledger.note("client went away before the answer ended")
+
+    def fail(self, why: str) -> None:
+        """Marks the rollout as spoilt by us, not by the policy."""
+        self.failure = why
+        self.failed.set()
+
+    async def _generate(self, request: EngineRequest) -> Generation:
+        try:
+            generation = await self.engine.generate(request)
+            if len(generation.token_ids) == 0:
+                raise EngineError("the engine answered without a single token")
+        except EngineError as error:
+            self.fail(str(error))
+            raise
+        return generation
 
     def _tokens_left(self) -> int:
         left = self.budget.max_tokens - self.ledger.captured
@@ -187,23 +191,31 @@ class Session:
             )
         return left
 
-    def _graft(self, request: ChatRequest, parent: int | None, shared: int) -> TokenArray | None:
+    def _graft(self, request: ChatRequest, proposal: Proposal) -> TokenArray | None:
+        parent = proposal.parent
         if parent is None:
             return None
         history = self.tree.path_ids(parent)
         prompt, response = np.split(history, [self.records[parent].call.prompt_tokens])
-        return self.renderer.extend(prompt, response, request.messages[shared:], request.tools)
+        return self.renderer.extend(prompt, response, request.messages[proposal.shared :], request.tools)
 
     def _call_seed(self, prompt: TokenArray) -> int | None:
         if self.seed is None:
             return None
-        key = blake2b(prompt.tobytes(), digest_size=8, key=self.seed.to_bytes(8, "little")).digest()
+        key = blake2b(prompt.tobytes(), digest_size=8, key=(self.seed % (1 << 64)).to_bytes(8, "little")).digest()
         self._repeats[key] += 1
         return (int.from_bytes(key, "little") + self._repeats[key]) % (1 << 63)
 
-    def _identify(self, reply: Message) -> Message:
-        """Mints tool-call ids: unique in the rollout, made of letters and digits only, as some harnesses strip the rest."""
-        calls = [replace(c, id=f"call{self.served}x{i}") for i, c in enumerate(reply.tool_calls)]
-        return replace(reply, tool_calls=tuple(calls))
+
+def _identify(reply: Message, number: int) -> Message:
+    """Mints tool-call ids: unique in the rollout; letters and digits only, as some harnesses strip the rest."""
+    calls = [replace(c, id=f"call{number}x{i}") for i, c in enumerate(reply.tool_calls)]
+    return replace(reply, tool_calls=tuple(calls))
 
 
+def _asks_for_other_sampling(request: ChatRequest, sampling: Sampling) -> bool:
+    return (
+        request.temperature not in (None, sampling.temperature)
+        or request.top_p not in (None, sampling.top_p)
+        or any(request.extra.get(key) is not None for key in ("seed", "top_k", "min_p"))
+    )

@@ -182,3 +182,7 @@ class Backend(Protocol):
             SandboxError: this start failed.
         """
         ...
+
+    def reap(self) -> int:
+        """Removes what sandboxes of dead owners left on the host; returns how many folders."""
+        ...

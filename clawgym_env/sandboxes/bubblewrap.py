@@ -4,6 +4,9 @@ Invariant: inside there are the host's /usr (read-only), the mounts that the spe
 way out is the listener, which the host holds. Nothing of a sandbox lies on the host's disk: the workspace is a tmpfs
 that the host reads through the directory descriptor it was handed, also after everything inside was killed.
 
+``Limits.pids`` is kept by RLIMIT_NPROC, which Linux counts for each user namespace since 5.14; older kernels count all
+processes of the uid together.
+
 Root is dropped before bubblewrap starts. What the unprivileged uid cannot reach on the host (a cache below /root) is
 first bound to a reachable place, in a mount namespace of the launcher's own.
 """
@@ -22,17 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from clawgym_env.errors import SandboxError, SandboxUnavailable
-from clawgym_env.sandboxes import folders, init
+from clawgym_env.sandboxes import folders, init, seccomp
 from clawgym_env.sandboxes.base import AGENT_UID, HOME, PORT, WORKSPACE, Capabilities, SandboxSpec
+from clawgym_env.sandboxes.launching import check_spec, init_arguments, spawn
 from clawgym_env.sandboxes.pipes import memory_file
 from clawgym_env.sandboxes.privileges import Stage, drop_root
-from clawgym_env.sandboxes.supervised import (
-    Layout,
-    SupervisedSandbox,
-    check_limits,
-    init_arguments,
-    spawn,
-)
+from clawgym_env.sandboxes.supervised import Layout, SupervisedSandbox
 
 ROOT_DROPS_TO = 10001  # host uid and gid of the sandboxes that root starts
 HOSTNAME = "sandbox"
@@ -55,7 +53,8 @@ SEAL = ("--remount-ro", "/dev", "--remount-ro", "/")
 WAYS_OUT = (
     "Ways out: allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1; where AppArmor restricts "
     "them, sysctl kernel.apparmor_restrict_unprivileged_userns=0 or a profile for bwrap); run as root; start a "
-    "container with --security-opt seccomp=unconfined --cap-add SYS_ADMIN; or name sandbox=process, which isolates nothing."
+    "container with --security-opt seccomp=unconfined and --cap-add SYS_ADMIN; or name sandbox=process, which "
+    "isolates nothing."
 )
 NAMESPACES_BARRED = (
     "namespace",
@@ -103,7 +102,7 @@ class BubblewrapBackend:
             SandboxUnavailable: namespaces are barred here, or bubblewrap is missing.
             SandboxError: this start failed, or a limit cannot be kept.
         """
-        check_limits(spec.limits)
+        check_spec(spec)
         if not self._reaped:
             await asyncio.to_thread(self.reap)
         if self._bwrap is None:
@@ -225,13 +224,19 @@ class _Launch:
         files = {**ETC_FILES, INIT_PATH: Path(init.__file__).read_text()}
         copies = [part for path, text in files.items() for part in self._copy(path, text)]
         tmpfs = _tmpfs(self._spec.limits.tmp_mb << 20)
-        return [*drop, str(bwrap), *NAMESPACES, *_system(), *copies, *tmpfs, *binds, *SEAL, "--", *argv]
+        filter_fd = self._pass(seccomp.program())
+        namespaces = [*NAMESPACES, "--seccomp", str(filter_fd)]
+        return [*drop, str(bwrap), *namespaces, *_system(), *copies, *tmpfs, *binds, *SEAL, "--", *argv]
 
     def _copy(self, path: str, text: str) -> list[str]:
         """Arguments that put a file into the sandbox's root."""
-        fd = self._stack.enter_context(memory_file(text.encode()))
+        return ["--perms", "0644", "--file", str(self._pass(text.encode())), path]
+
+    def _pass(self, content: bytes) -> int:
+        """Descriptor from which the launcher reads ``content``."""
+        fd = self._stack.enter_context(memory_file(content))
         self.fds.append(fd)
-        return ["--perms", "0644", "--file", str(fd), path]
+        return fd
 
 
 def _system() -> list[str]:

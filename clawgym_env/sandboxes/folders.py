@@ -1,12 +1,13 @@
 """Where sandboxes keep what must lie on the host's disk, and how it is found again when its owner has died.
 
-Invariant: every folder names its owner (boot, pid, start time of the pid), so that ``reap`` removes exactly those
-folders whose owner no longer runs, and never one of a live owner.
+Invariant: every folder's name holds its owner (boot, pid, start time of the pid) from the moment it exists, so that
+``reap`` removes exactly those folders whose owner no longer runs, and never one of a live owner.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -16,9 +17,8 @@ from pathlib import Path
 
 from clawgym_env.errors import SandboxError
 
-OWNER_FILE = "owner"
 MARKER = "CLAWGYM_SANDBOX"  # environment variable of every process that a sandbox starts on the bare host
-UNOWNED_GRACE_S = 60.0
+OWNER = re.compile(r"-(?P<identity>[0-9a-f]{8}-(?P<pid>\d+)-\d+)-\w+$")
 
 
 def base_folder() -> Path:
@@ -35,21 +35,19 @@ def base_folder() -> Path:
     return path
 
 
-def make_folder(prefix: str) -> Path:
-    """A new folder of this process's."""
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=base_folder()))
-    (path / OWNER_FILE).write_text(identity(os.getpid()))
-    return path
+def make_folder(kind: str) -> Path:
+    """A new folder of this process's; made and marked as its own in one step."""
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-{identity(os.getpid())}-", dir=base_folder()))
 
 
 def identity(pid: int) -> str:
-    """Names a process for good: boot, pid and start time; empty when there is none."""
+    """Names a running process for good, by boot, pid and start time; empty when there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
         return ""
-    return "" if fields[0] == b"Z" else f"{boot} {pid} {int(fields[19])}"
+    return "" if fields[0] == b"Z" else f"{boot}-{pid}-{int(fields[19])}"
 
 
 def reap() -> int:
@@ -60,25 +58,12 @@ def reap() -> int:
     """
     removed = 0
     for path in base_folder().iterdir():
-        if path.is_dir() and not path.is_symlink() and not _owner_lives(path):
+        owner = OWNER.search(path.name)
+        if owner is not None and identity(int(owner["pid"])) != owner["identity"]:
             kill_marked(path.name)
             shutil.rmtree(path, ignore_errors=True)
             removed += 1
     return removed
-
-
-def _owner_lives(path: Path) -> bool:
-    """Whether a folder's owner runs; a folder without a record yet gets the benefit of the doubt for a while."""
-    try:
-        owner = (path / OWNER_FILE).read_text()
-    except OSError:
-        owner = ""
-    try:
-        if len(owner.split()) != 3:
-            return time.time() - path.stat().st_mtime < UNOWNED_GRACE_S
-    except FileNotFoundError:
-        return False
-    return identity(int(owner.split()[1])) == owner
 
 
 def kill_marked(name: str) -> None:

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH, SIM105 -- pathlib and contextlib would cost every sandbox several milliseconds of start-up
 """First process of a sandbox: hands out the listener, runs commands, and takes everything down with it.
 
 Invariant: this process lives exactly as long as its control socket (the *lease*) and at most ``wall_s``; when it ends,
@@ -19,6 +18,8 @@ Wire, over one ``SOCK_SEQPACKET`` pair; big payloads travel as descriptors, so t
 
 The first message from the sandbox is ``HELLO`` with the workspace's directory and, where asked for, the listener.
 """
+# ruff: noqa: PTH103, PTH120, PTH123, PTH208, SIM105
+# pathlib and contextlib would cost every sandbox several milliseconds of start-up.
 
 from __future__ import annotations
 
@@ -297,14 +298,15 @@ class Init:
 
     def end(self, *, remove: bool) -> NoReturn:
         """Ends this process and everything below it; ``remove`` also the host folder, when the owner is gone."""
+        clean = True
         if not self.isolated:
             self.running.clear()
-            self.kill_everything()
+            clean = self.kill_everything()
             if remove and "folder" in self.config:
                 import shutil
 
                 shutil.rmtree(self.config["folder"], ignore_errors=True)
-        os._exit(0)
+        os._exit(0 if clean else 1)
 
     def run(self) -> NoReturn:
         """Serves until the lease or the time ends."""

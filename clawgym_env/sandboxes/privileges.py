@@ -17,15 +17,17 @@ from typing import Any
 
 from clawgym_env.errors import SandboxUnavailable
 
+# Arguments: the folder, the names of folders below it, those of files, pairs of source and name, "--", a command.
+# The names are our own (digits and package names), so that splitting them at spaces is safe.
 STAGE_SCRIPT = """set -e
-stage=$1; shift
-mount -t tmpfs -o mode=755,size=1m clawgym "$stage"
-while [ "$1" != -- ]; do
-  if [ -d "$1" ]; then mkdir -p "$stage/$2"; else : > "$stage/$2"; fi
-  mount --bind "$1" "$stage/$2"
-  shift 2
-done
+mount -t tmpfs -o mode=755,size=1m clawgym "$1"
+cd "$1"
+mkdir -p . $2
+for name in $3; do : > "$name"; done
+shift 3
+while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done
 shift
+cd /
 exec "$@"
 """
 
@@ -50,14 +52,14 @@ class Stage:
         return self.folder / name
 
     def place_program(self, program: Path) -> Path:
-        """Where an ordinary uid finds a program of a Python package, whose libraries lie beside the package."""
-        if reachable_by_all(program):
-            return program
+        """Where an ordinary uid finds a program, also one of a Python package with its libraries beside the package."""
         package = program.parent.parent
+        libraries = package.with_name(f"{package.name}.libs")
+        if reachable_by_all(program) or not libraries.is_dir():
+            return self.place(program)
         root = str(len(self.binds))
-        for path in (package, package.with_name(f"{package.name}.libs")):
-            if path.is_dir():
-                self.binds[path] = f"{root}/{path.name}"
+        for path in (package, libraries):
+            self.binds[path] = f"{root}/{path.name}"
         return self.folder / root / package.name / program.relative_to(package)
 
     def prefix(self) -> list[str]:
@@ -68,12 +70,14 @@ class Stage:
         """
         if not self.binds:
             return []
-        if not reachable_by_all(self.folder.parent):
+        if not passable_by_all(self.folder):
             raise SandboxUnavailable(f"the uid that root drops to cannot pass {self.folder.parent}; set TMPDIR to /tmp")
         unshare = _tool("unshare", "mount", paths=self.binds)
         pairs = [part for source, name in self.binds.items() for part in (str(source), name)]
-        shell = ["/bin/sh", "-c", STAGE_SCRIPT, "sh"]
-        return [unshare, "--mount", "--propagation", "private", "--", *shell, str(self.folder), *pairs, "--"]
+        folders = [name for source, name in self.binds.items() if source.is_dir()]
+        files = [name for source, name in self.binds.items() if not source.is_dir()]
+        shell = ["/bin/sh", "-c", STAGE_SCRIPT, "sh", str(self.folder), " ".join(folders), " ".join(files)]
+        return [unshare, "--mount", "--propagation", "private", "--", *shell, *pairs, "--"]
 
 
 def drop_root(uid: int, stage: Stage) -> tuple[list[str], dict[str, Any]]:
@@ -90,13 +94,16 @@ def drop_root(uid: int, stage: Stage) -> tuple[list[str], dict[str, Any]]:
     return [*stage.prefix(), setpriv, *ids, "--no-new-privs", "--"], {}
 
 
+def passable_by_all(path: Path) -> bool:
+    """Whether any uid may pass the folders above ``path``, judged by their modes."""
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
+
+
 def reachable_by_all(path: Path) -> bool:
     """Whether any uid can get to ``path`` and read it, judged by its mode and those of its parents."""
     real = path.resolve()
     needed = stat.S_IROTH | (stat.S_IXOTH if real.is_dir() or os.access(real, os.X_OK) else 0)
-    return real.stat().st_mode & needed == needed and all(
-        parent.stat().st_mode & stat.S_IXOTH for parent in real.parents
-    )
+    return real.stat().st_mode & needed == needed and passable_by_all(real)
 
 
 def _tool(*names: str, paths: Sequence[Path] | dict[Path, str]) -> str:

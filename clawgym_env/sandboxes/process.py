@@ -15,7 +15,8 @@ from pathlib import Path
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandboxes import folders, init
 from clawgym_env.sandboxes.base import Capabilities, Limits, Mount, SandboxSpec
-from clawgym_env.sandboxes.supervised import Layout, Started, SupervisedSandbox, check_limits, init_arguments, spawn
+from clawgym_env.sandboxes.launching import Started, check_spec, init_arguments, spawn
+from clawgym_env.sandboxes.supervised import Layout, SupervisedSandbox
 
 ANY_PORT = "0"
 
@@ -32,7 +33,8 @@ class ProcessSandbox(SupervisedSandbox):
         return str(mount.source)
 
     def _remove_leftovers(self) -> None:
-        folders.kill_marked(self._folder.name)
+        if self._process.returncode != 0:  # it was killed, or could not kill all of its own
+            folders.kill_marked(self._folder.name)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -61,7 +63,7 @@ class ProcessBackend:
         Raises:
             SandboxError: this start failed, or a limit cannot be kept.
         """
-        check_limits(spec.limits)
+        check_spec(spec)
         _refuse_unkept(spec.limits)
         if not self._reaped:
             await asyncio.to_thread(self.reap)
@@ -87,7 +89,7 @@ def _refuse_unkept(limits: Limits) -> None:
 
 def _start(spec: SandboxSpec) -> ProcessSandbox:
     """Makes the folder and runs the supervisor in it."""
-    folder = folders.make_folder("process-")
+    folder = folders.make_folder("process")
     home, workspace, tmp = (str(folder / name) for name in ("home", "workspace", "tmp"))
     base = {"PATH": os.environ.get("PATH", os.defpath), folders.MARKER: folder.name}
     config = {"workspace": workspace, "folder": str(folder)}

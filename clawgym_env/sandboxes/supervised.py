@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import os
 import socket
 import struct
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +20,10 @@ from clawgym_env.errors import SandboxClosed, SandboxError
 from clawgym_env.sandboxes import init
 from clawgym_env.sandboxes.base import ExecResult, Limits, Mount
 from clawgym_env.sandboxes.harvest import harvest
+from clawgym_env.sandboxes.launching import STOP_TIMEOUT_S, Started, block_until_exit, wait_for_exit
 from clawgym_env.sandboxes.pipes import Capture, memory_file
 
 START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 10.0
 SIGKILLED = -9
 
 
@@ -36,72 +34,6 @@ class Layout:
     home: str
     workspace: str
     env: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A launcher that is on its way.
-
-    Attributes:
-        process: It ends when the sandbox does.
-        control: Our end of the control socket, non-blocking.
-        log_fd: File in memory that takes the launcher's complaints until the start.
-    """
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    log_fd: int
-
-
-def spawn(command: Callable[[int], Sequence[str]], fds: Sequence[int], popen: Mapping[str, Any]) -> Started:
-    """Runs a launcher in a session of its own.
-
-    Args:
-        command: Gives the command line, from the descriptor of the sandbox's end of the control socket.
-        fds: Further descriptors to be passed; read after ``command`` was called.
-        popen: Further arguments of ``subprocess.Popen``; read after ``command`` was called.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    log_fd = os.memfd_create("clawgym-log", os.MFD_CLOEXEC)
-    try:
-        ours.setblocking(False)
-        with theirs:
-            argv = command(theirs.fileno())
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log_fd,
-                pass_fds=(*fds, theirs.fileno()),
-                start_new_session=True,
-                **popen,
-            )
-    except BaseException:
-        ours.close()
-        os.close(log_fd)
-        raise
-    return Started(process, ours, log_fd)
-
-
-def check_limits(limits: Limits) -> None:
-    """Refuses what cannot be kept.
-
-    Raises:
-        SandboxError: a memory limit was asked for.
-    """
-    if limits.memory_mb is not None:
-        raise SandboxError(
-            "Limits.memory_mb needs control groups, which this backend does not use: leave it None (tmp_mb bounds "
-            "files and pids processes in sandbox=bubblewrap), or bound the memory of the whole run from outside"
-        )
-
-
-def init_arguments(control_fd: int, limits: Limits, config: Mapping[str, str]) -> list[str]:
-    """Arguments of ``init.py``: ``config`` and the bounds that every backend keeps."""
-    bounds = {"cpu_s": limits.cpu_s, "file_bytes": limits.file_bytes}
-    settings = {"control": str(control_fd), "wall_s": str(limits.wall_s), **config}
-    settings |= {name: str(math.ceil(value)) for name, value in bounds.items() if value is not None}
-    return [f"{name}={value}" for name, value in settings.items()]
 
 
 class SupervisedSandbox:
@@ -138,10 +70,16 @@ class SupervisedSandbox:
             raise SandboxError(f"the sandbox did not start within {START_TIMEOUT_S:g} s: {self.log()}") from None
         except SandboxClosed:
             raise SandboxError(f"the sandbox did not start: {self.log() or 'its launcher said nothing'}") from None
+        self._close_log()
 
     def log(self) -> str:
         """What the launcher complained about, at most a few lines."""
         return os.pread(self._log_fd, 4096, 0).decode(errors="replace").strip()
+
+    def _close_log(self) -> None:
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
 
     @property
     def listener(self) -> socket.socket | None:
@@ -311,11 +249,11 @@ class SupervisedSandbox:
             await wait_for_exit(self._process, STOP_TIMEOUT_S)
             await asyncio.to_thread(self._remove_leftovers)
         except asyncio.CancelledError:  # the loop itself is closing: a short block is better than a leak
-            _kill_and_wait(self._process)
+            block_until_exit(self._process)
             self._remove_leftovers()
             raise
         finally:
-            os.close(self._log_fd)
+            self._close_log()
 
     def _remove_leftovers(self) -> None:
         """What a backend keeps on the host is removed here, by a thread; idempotent."""
@@ -412,36 +350,3 @@ def _encode_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> by
         [os.fsencode(f"{name}={value}") for name, value in env.items()],
         os.fsencode(cwd),
     )
-
-
-async def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Waits for a process of ours without a thread, and kills it when it takes too long."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    pidfd = os.pidfd_open(process.pid)
-
-    def on_end() -> None:
-        loop.remove_reader(pidfd)
-        ended.set_result(None)
-
-    loop.add_reader(pidfd, on_end)
-    try:
-        await asyncio.wait([ended], timeout=timeout_s)
-        if not ended.done():
-            process.kill()
-            await ended
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-    process.wait()
-
-
-def _kill_and_wait(process: subprocess.Popen[bytes]) -> None:
-    """Blocks until a process whose lease is closed has ended."""
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

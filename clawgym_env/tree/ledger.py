@@ -1,7 +1,7 @@
 """Every captured token is accounted for: trained, or dropped with a reason.
 
-Invariant: once settled, ``captured == trained + sum(dropped)``. Aborted tokens were never captured (their call committed
-nothing) and are counted beside.
+Invariant: once settled, ``captured == trained + sum(dropped)``. Aborted tokens were never captured (their call
+committed nothing) and are counted beside.
 """
 
 from __future__ import annotations

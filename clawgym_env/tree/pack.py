@@ -1,7 +1,7 @@
 """A prefix tree as flat arrays in depth-first order: the form that mathematics and attention want.
 
-Invariant: ``parent[i] < i``; the descendants of token ``i`` are exactly ``i + 1 .. subtree_end[i] - 1``, so query ``i`` may
-see key ``j`` iff ``j <= i < subtree_end[j]``. Each unique token of the rollout appears once.
+Invariant: ``parent[i] < i``; the descendants of token ``i`` are exactly ``i + 1 .. subtree_end[i] - 1``, so query ``i``
+may see key ``j`` iff ``j <= i < subtree_end[j]``. Each unique token of the rollout appears once.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Invariants:
     1. Concatenating the nodes from the root to a call's end gives exactly the ids the engine saw and sampled.
     2. A response is always a new node: two samples are never merged, even when equal. A prompt shares whatever nodes
        hold its tokens already, and forks where it diverges, in mid-node if need be (the node is split).
-    3. The shape depends on the calls only, not on how they were interleaved (``prefer`` only breaks ties between
-       siblings that hold the same tokens).
+    3. The shape does not depend on how calls that extend different histories were interleaved (``prefer`` only chooses
+       between paths that hold the same tokens).
 
 Source: ClawGym II (arXiv:2608.16798), section on prefix-tree construction; ``docs/method.md`` section 2.
 """
@@ -69,7 +69,8 @@ class PrefixTree:
             call_id: Unique within the rollout.
             prompt_ids: [P] int64, exactly what the engine was given.
             generation: What it sampled, at least one token.
-            prefer: A call whose path wins when siblings hold the same tokens.
+            prefer: A call whose path is taken where the prompt begins with its history; it saves the walk from the root
+                and decides between equal samples.
 
         Returns:
             The node that holds the response.
@@ -82,8 +83,7 @@ class PrefixTree:
         if call_id in self.call_end:
             raise ValueError(f"call {call_id} is in the tree already")
         prompt = np.asarray(prompt_ids, dtype=np.int64)
-        favoured = frozenset(self.path(self.call_end[prefer])) if prefer is not None else frozenset()
-        at, matched = self._longest_prefix(prompt, favoured)
+        at, matched = self._longest_prefix(prompt, self._start(prompt, prefer))
         if matched < self.nodes[at].end:
             at = self._split(at, matched)
         if matched < len(prompt):
@@ -116,11 +116,11 @@ class PrefixTree:
         return np.concatenate(parts)
 
     def parent_call(self, call_id: int) -> int | None:
-        """The call whose history this one extends; ``None`` at a root."""
+        """The latest call whose whole history, response included, this one extends; ``None`` where there is none."""
         at = self.nodes[self.call_end[call_id]].parent
         while at is not None:
             other = self.nodes[at].call
-            if other is not None and other != call_id:
+            if other is not None and other != call_id and self.call_end[other] == at:
                 return other
             at = self.nodes[at].parent
         return None
@@ -139,22 +139,30 @@ class PrefixTree:
             stack.extend(reversed(self.nodes[at].children))
         return out
 
-    def _longest_prefix(self, prompt: TokenArray, favoured: frozenset[int]) -> tuple[int, int]:
-        """The node in which the longest stored prefix of ``prompt`` ends, and that prefix's length."""
-        best, best_key = ROOT, (0, False, 0)
-        stack = [ROOT]
+    def _start(self, prompt: TokenArray, prefer: int | None) -> int:
+        """The node to walk from: where the preferred call ends, if the prompt begins with its history."""
+        if prefer is None:
+            return ROOT
+        history = self.path_ids(prefer)
+        return self.call_end[prefer] if np.array_equal(prompt[: len(history)], history) else ROOT
+
+    def _longest_prefix(self, prompt: TokenArray, start: int) -> tuple[int, int]:
+        """The node at or below ``start`` in which the longest stored prefix ends, and that prefix's length.
+
+        Of several nodes that hold it, the latest is taken.
+        """
+        best = (self.nodes[start].end, start)
+        stack = [start]
         while stack:
             at = stack.pop()
             for child, matched in self._matches(at, prompt):
-                key = (matched, child in favoured, child)
-                if key > best_key:
-                    best, best_key = child, key
+                best = max(best, (matched, child))
                 if matched == self.nodes[child].end and matched < len(prompt):
                     stack.append(child)
-        return best, best_key[0]
+        return best[1], best[0]
 
     def _matches(self, at: int, prompt: TokenArray) -> Iterator[tuple[int, int]]:
-        """Children of ``at`` that share at least one token with the prompt there, and how far the prompt then matches."""
+        """Children of ``at`` that share a token with the prompt there, and how far the prompt then matches."""
         pos = self.nodes[at].end
         for child in self.nodes[at].children:
             tokens = self.nodes[child].tokens

@@ -1,12 +1,13 @@
 """OpenAI Chat Completions: JSON <-> types, streamed and not.
 
 Invariant: pure. The streamed and the unstreamed answer carry the same message, because both are made from one parsed
-:class:`Reply`. A request field that would change the meaning and cannot be honoured is refused by name; harmless ones are
-recorded in ``ChatRequest.extra``.
+:class:`Reply`. A request field that would change the meaning and cannot be honoured is refused by name; harmless ones
+are recorded in ``ChatRequest.extra``.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,18 @@ from clawgym_env.types import ChatRequest, FinishReason, Message, Role, ToolCall
 from clawgym_env.wire.sse import DONE, data_event
 
 _HARMLESS = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls "
-    "reasoning_effort verbosity seed stream_options chat_template_kwargs enable_thinking thinking top_k min_p".split()
-)
-_READ = frozenset("model messages tools tool_choice temperature top_p max_tokens max_completion_tokens stream".split())
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "parallel_tool_calls", "reasoning_effort", "verbosity", "seed", "stream_options", "chat_template_kwargs",
+        "enable_thinking", "thinking", "top_k", "min_p",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {
+        "model", "messages", "tools", "tool_choice", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+        "stream",
+    }
+)  # fmt: skip
 #: Fields that are refused unless they hold the value that asks for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -81,17 +90,14 @@ def parse_request(body: bytes) -> ChatRequest:
     Raises:
         WireError: malformed, or asking for something that cannot be honoured; ``param`` names the field.
     """
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WireError(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    data = _load(body)
     if not isinstance(data, dict):
         raise WireError("the request body must be a JSON object", code="invalid_json")
     extra = _check_fields(data)
     messages = _expect(data, "messages", list)
     if not messages:
         raise WireError("messages must not be empty", param="messages")
-    tools = tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(data.get("tools") or []))
+    tools = tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(_optional(data, "tools", list) or []))
     choice = data.get("tool_choice")
     if choice == "none":
         tools = ()
@@ -104,8 +110,8 @@ def parse_request(body: bytes) -> ChatRequest:
         temperature=_number(data, "temperature", 0.0, 2.0),
         top_p=_number(data, "top_p", 0.0, 1.0),
         max_tokens=_limit(data),
-        stream=bool(data.get("stream") or False),
-        include_usage=bool((data.get("stream_options") or {}).get("include_usage")),
+        stream=bool(_optional(data, "stream", bool)),
+        include_usage=bool((_optional(data, "stream_options", dict) or {}).get("include_usage")),
         extra=extra,
     )
 
@@ -131,7 +137,8 @@ def render_reply(reply: Reply) -> dict[str, Any]:
 
 def stream_deltas(reply: Reply) -> Iterator[bytes]:
     """Events that carry the message, before the one that ends it."""
-    yield _chunk(reply, {"role": "assistant", "content": ""})
+    only_calls = reply.message.tool_calls and not reply.message.content
+    yield _chunk(reply, {"role": "assistant", "content": None if only_calls else ""})
     if reply.message.reasoning is not None:
         yield _chunk(reply, {"reasoning_content": reply.message.reasoning})
     if reply.message.content:
@@ -225,10 +232,33 @@ def _check_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     return extra
 
 
+def _load(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        problem = str(error)
+    # A harness that cuts a tool's output in mid-emoji sends half a surrogate pair, which UTF-8 cannot hold.
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        return orjson.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        raise WireError(f"the request body is not valid JSON: {problem}", code="invalid_json") from None
+
+
+_KINDS: Mapping[type, str] = {list: "an array", dict: "an object", str: "a string", bool: "true or false"}
+
+
 def _expect(data: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = _optional(data, key, kind)
+    if value is None:
+        raise WireError(f"{key} must be given, as {_KINDS[kind]}", param=key)
+    return value
+
+
+def _optional(data: Mapping[str, Any], key: str, kind: type) -> Any:
     value = data.get(key)
-    if not isinstance(value, kind):
-        raise WireError(f"{key} must be given, as a JSON {kind.__name__}", param=key)
+    if value is not None and not isinstance(value, kind):
+        raise WireError(f"{key} must be {_KINDS[kind]}", param=key)
     return value
 
 
@@ -279,10 +309,13 @@ def _message(data: Any, where: str) -> Message:
     role = _ROLES.get(str(data.get("role")))
     if role is None:
         raise WireError(f"unknown role {data.get('role')!r}", param=f"{where}.role")
+    for key in ("function_call", "audio", "refusal"):
+        if data.get(key):
+            raise WireError(f"{key} cannot be honoured in a message", param=f"{where}.{key}")
     calls = data.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise WireError("tool_calls must be a list, in an assistant message", param=f"{where}.tool_calls")
-    reasoning = data.get("reasoning_content", data.get("reasoning"))
+    reasoning = data.get("reasoning_content") or data.get("reasoning")
     call_id = data.get("tool_call_id")
     if role == "tool" and not isinstance(call_id, str):
         raise WireError("a tool message must name its tool_call_id", param=f"{where}.tool_call_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tensordict import TensorDictBase, lazy_stack
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement
-from torchrl.objectives.llm import CISPOLoss, DAPO, GRPOLoss, MCAdvantage
+from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss, MCAdvantage
 
 from clawgym_env.tree.pack import PackedTree
 from tests.stock import scorer
@@ -37,7 +38,7 @@ def scored_by(model: nn.Module, tree: PackedTree, *, noise: float = 0.0) -> Pack
             path = path_of(tree.parent, int(t))
             log_probs[t] = path_log_probs(model, torch.from_numpy(tree.tokens[path]))[-1]
     log_probs += RNG.normal(scale=noise, size=len(tree)).astype(np.float32) if noise else 0.0
-    return PackedTree(**{**{f: getattr(tree, f) for f in PackedTree.__dataclass_fields__}, "log_probs": log_probs})
+    return replace(tree, log_probs=log_probs)
 
 
 def chain(turns: int = 3) -> PackedTree:
@@ -70,7 +71,9 @@ def test_a_chain_equals_stock_grpo() -> None:
     """Tolerance 1e-5 relative: both in float32, through different attention masks."""
     model = tiny_qwen3(VOCAB)
     tree = scored_by(model, chain(), noise=0.3)
-    ours = TreeGRPOLoss(model, clip_epsilon=(0.2, 0.28))(to_training_batch([tree_td(tree, reward=1, query="q", advantage=0.7)]))
+    ours = TreeGRPOLoss(model, clip_epsilon=(0.2, 0.28))(
+        to_training_batch([tree_td(tree, reward=1, query="q", advantage=0.7)])
+    )
     rows = path_rows(tree, reward=1, query="q", advantage=0.7)
     assert rows.batch_size == (1,)
     stock = GRPOLoss(scorer(model), masking_strategy="rlhf", entropy_bonus=False, clip_epsilon=(0.2, 0.28))(rows)
@@ -117,9 +120,7 @@ def test_stock_inner_loop_learns(kind: str) -> None:
         assert len(rb) == 0  # the group is not complete yet
         rb.extend(KINDS[kind](tree, reward=float(k % 2), query="task", rollout=k))
     rows = rb[:]
-    advantage = {
-        int(row["tree", "rollout"]): round(float(row["advantage"]), 4) for row in rows.unbind(0)
-    }
+    advantage = {int(row["tree", "rollout"]): round(float(row["advantage"]), 4) for row in rows.unbind(0)}
     assert advantage == {0: -0.866, 1: 0.866, 2: -0.866, 3: 0.866}  # sample std of 0, 1, 0, 1
 
     loss_fn = GRPOLoss(scorer(model), masking_strategy="sft", entropy_bonus=False)

@@ -86,7 +86,9 @@ def test_prune_keeps_what_leads_to_training(tree: PackedTree) -> None:
     wanted = {i for t in np.flatnonzero(tree.trainable) for i in path_of(tree.parent, int(t))}
     assert kept.tolist() == sorted(wanted)
     assert_depth_first(small)
-    np.testing.assert_array_equal(small.parent, np.where(tree.parent[kept] < 0, -1, np.searchsorted(kept, tree.parent[kept])))
+    np.testing.assert_array_equal(
+        small.parent, np.where(tree.parent[kept] < 0, -1, np.searchsorted(kept, tree.parent[kept]))
+    )
     for name in (*COPIED, "n_leaves"):
         np.testing.assert_array_equal(getattr(small, name), getattr(tree, name)[kept], err_msg=name)
     assert_same_tree(prune(small)[0], small)

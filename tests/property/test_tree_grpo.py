@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import assume, given, settings
@@ -12,8 +14,17 @@ from torch.testing import assert_close
 
 from clawgym_env.tree.pack import PackedTree
 from clawgym_env.types import Status
-from tests.trees import Call, DenseTreeActor, TableActor, call_lists, packed_of_calls, packed_trees, path_log_probs
-from tests.trees import path_of, tiny_qwen3
+from tests.trees import (
+    Call,
+    DenseTreeActor,
+    TableActor,
+    call_lists,
+    packed_of_calls,
+    packed_trees,
+    path_log_probs,
+    path_of,
+    tiny_qwen3,
+)
 from torchrl_ext import functional as F
 from torchrl_ext.data import to_training_batch, tree_td
 from torchrl_ext.losses import TreeGRPOLoss
@@ -31,7 +42,7 @@ def gradient(actor: nn.Module, loss: Tensor) -> Tensor:
 def rollouts(trees: list[PackedTree], *, seed: int = 0) -> list[TensorDict]:
     """Rollouts with made-up advantages around 0."""
     rng = np.random.default_rng(seed)
-    return [tree_td(t, reward=1.0, query="q", advantage=float(a)) for t, a in zip(trees, rng.normal(size=len(trees)))]
+    return [tree_td(t, reward=1.0, query="q", advantage=float(rng.normal())) for t in trees]
 
 
 def loss_and_gradient(tds: list[TensorDict], **options: object) -> tuple[Tensor, Tensor]:
@@ -158,8 +169,7 @@ def test_duplicating_a_branch_counts_under_per_leaf_only() -> None:
     """Each leaf counted twice, as when two retained paths hold the same tokens."""
     trunk, branch = Call([0, 1], [2, 3]), Call([0, 1, 2, 3, 4], [1])
     one = packed_of_calls([trunk, branch])
-    two = packed_of_calls([trunk, branch])
-    doubled = type(two)(**{**{f: getattr(two, f) for f in type(two).__dataclass_fields__}, "n_leaves": two.n_leaves * 2})
+    doubled = replace(one, n_leaves=one.n_leaves * 2)
     pairs = {m: [loss_and_gradient(rollouts([t]), node_weight=m) for t in (one, doubled)] for m in ("once", "per_leaf")}
     assert_equal_losses(*pairs["once"])
     assert_close(pairs["per_leaf"][1][1], 2 * pairs["per_leaf"][0][1], rtol=1e-10, atol=1e-12)
@@ -201,14 +211,14 @@ def near_policy(model: nn.Module, tree: PackedTree, seed: int) -> PackedTree:
             path = path_of(tree.parent, int(t))
             own = path_log_probs(model, torch.from_numpy(tree.tokens[path]))[-1]
             log_probs[t] = float(own) + rng.normal(scale=0.3)
-    return type(tree)(**{**{f: getattr(tree, f) for f in type(tree).__dataclass_fields__}, "log_probs": log_probs})
+    return replace(tree, log_probs=log_probs)
 
 
-@given(st.lists(packed_trees(max_calls=4, keep_all=True), min_size=1, max_size=2), MODES, st.booleans(), st.integers(0, 99))
+@given(
+    st.lists(packed_trees(max_calls=4, keep_all=True), min_size=1, max_size=2), MODES, st.booleans(), st.integers(0, 99)
+)
 @settings(max_examples=12, deadline=None)
-def test_packed_gradient_equals_branch_gradient(
-    trees: list[PackedTree], mode: str, dense: bool, seed: int
-) -> None:
+def test_packed_gradient_equals_branch_gradient(trees: list[PackedTree], mode: str, dense: bool, seed: int) -> None:
     model = tiny_qwen3(seed=seed)
     trees = [near_policy(model, t, seed) for t in trees]
     tds = rollouts(trees, seed=seed)

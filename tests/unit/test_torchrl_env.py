@@ -20,7 +20,7 @@ VOCAB = 32
 
 
 class EchoEnv(gymnasium.Env[dict[str, Any], Any]):
-    """Three calls an episode; each prompt is the one before plus the answer. The reward counts the tokens it was given."""
+    """Three calls an episode; each prompt is the one before plus the answer. The reward counts the answers' tokens."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(
@@ -34,7 +34,7 @@ class EchoEnv(gymnasium.Env[dict[str, Any], Any]):
         self.seen: list[np.ndarray] = []
 
     def _observation(self) -> dict[str, Any]:
-        return {"prompt_ids": self.prompt.copy(), "messages": "[\"ü 你\"]", "call_id": np.array(len(self.seen))}
+        return {"prompt_ids": self.prompt.copy(), "messages": '["ü 你"]', "call_id": np.array(len(self.seen))}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -75,7 +75,7 @@ def test_gym_wrapper_passes_every_token() -> None:
     out = env.step(td)
     np.testing.assert_array_equal(inner.seen[0], [7, 2, 9])
     assert out["next", "prompt_ids"].tolist() == [1, 2, 3, 4, 7, 2, 9]
-    assert out["next", "messages"] == "[\"ü 你\"]"
+    assert out["next", "messages"] == '["ü 你"]'
 
 
 def test_env_passes_every_token_and_the_reward() -> None:
@@ -88,6 +88,8 @@ def test_env_passes_every_token_and_the_reward() -> None:
     assert [step["next", "done"].item() for step in out[0].unbind(0)] == [False, False, True]
     masks = [step["masks", "all_attention_mask"] for step in out[0].unbind(0)]
     assert [len(m) for m in masks] == [4, 7, 8] and all(bool(m.all()) for m in masks)
+    env.close()
+    assert env.is_closed
 
 
 def test_specs_hold() -> None:

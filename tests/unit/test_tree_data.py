@@ -43,13 +43,15 @@ class TestRollout:
         assert td["next", "scored"].item() and td["next", "terminated"].item()
 
     def test_oldest_policy_version(self) -> None:
-        assert tree_td(replace(TREE, versions=TREE.versions + 3 * TREE.sampled), reward=1, query="q")[
-            "next", "policy_version"
-        ].item() == 3
+        later = replace(TREE, versions=TREE.versions + 3 * TREE.sampled)
+        assert tree_td(later, reward=1, query="q")["next", "policy_version"].item() == 3
 
     def test_survives_a_replay_buffer(self) -> None:
         rb = ReplayBuffer(
-            storage=LazyStackStorage(8), sampler=SamplerWithoutReplacement(), batch_size=3, transform=TreeGroupAdvantage()
+            storage=LazyStackStorage(8),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=3,
+            transform=TreeGroupAdvantage(),
         )
         rb.extend(
             lazy_stack(
@@ -79,7 +81,7 @@ class TestBatch:
         empty = packed_of_calls([Call([0, 1], [2])], keep=frozenset())
         td = to_training_batch([tree_td(TREE, reward=1, query="q"), tree_td(empty, reward=1, query="q")])
         assert td["batch", "n_rollouts"][0].item() == 2
-        assert "advantage" not in td.keys()
+        assert "advantage" not in td
         assert len(td) == len(TREE)
 
     def test_half_written_advantages_are_refused(self) -> None:

@@ -86,6 +86,7 @@ def test_reductions_agree() -> None:
 def test_bypass_is_old_policy_equal_to_behaviour() -> None:
     td = batch()
     bypass = TreeGRPOLoss(TableActor())(td)
+    assert_close(TreeGRPOLoss(TableActor(), tis_cap=0.5)(td).loss_objective, bypass.loss_objective)  # no weight on top
     td["old_log_prob"] = td["token_log_prob"].clone()
     explicit = TreeGRPOLoss(TableActor())(td)
     assert_close(bypass.loss_objective, explicit.loss_objective)

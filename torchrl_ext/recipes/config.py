@@ -1,11 +1,15 @@
-"""Typed settings of the recipes; every key can be set on the command line as ``key=value`` or ``stage.key=value``."""
+"""Typed settings of the recipes; every key can be set on the command line as ``key=value`` or ``stage.key=value``.
+
+A value is text, ``none``, or a JSON list such as ``[0.9, 0.95]``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from clawgym_env.errors import ConfigError
 
@@ -46,6 +50,12 @@ class SFTStage(Settings):
     save_every: int = Field(20, ge=1)
 
 
+class WholePromptSFTStage(SFTStage):
+    """Fine-tuning of a policy that can read already: prompts are whole from the start."""
+
+    curriculum: tuple[tuple[float, int], ...] = ()
+
+
 class GRPOStage(Settings):
     """Tree GRPO (arXiv:2608.16798, Eq 6 and 7) with token-level truncated importance sampling (Eq 10)."""
 
@@ -72,6 +82,12 @@ class GRPOStage(Settings):
     constant: float | None = Field(None, gt=0)
     validate_every: int = Field(7, ge=1)
     """Steps between two looks at the validation split, by which the checkpoint is chosen."""
+
+    @model_validator(mode="after")
+    def _constant_goes_with_its_normalisation(self) -> GRPOStage:
+        if (self.normalisation == "constant") != (self.constant is not None):
+            raise ValueError("constant=NUMBER goes with normalisation=constant, and with it alone")
+        return self
 
 
 class EvalStage(Settings):
@@ -118,9 +134,9 @@ class QuickstartConfig(RunSettings):
 class SFTConfig(RunSettings):
     """Fine-tune on rollouts that a run captured: distillation, or rejection sampling with ``sft.min_score``."""
 
-    rollouts: str = ""
+    rollouts: str = Field(min_length=1)
     """Run folder whose rollouts are learnt from."""
-    sft: SFTStage = SFTStage(curriculum=())
+    sft: WholePromptSFTStage = WholePromptSFTStage()
     eval: EvalStage = EvalStage()
 
 
@@ -166,7 +182,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """``["seed=1", "grpo.lr=1e-4"]`` -> ``{"seed": "1", "grpo": {"lr": "1e-4"}}``; pydantic converts the text.
 
     Raises:
-        ConfigError: an override without ``=``, or one given twice.
+        ConfigError: an override without ``=``, one given twice, or a list that is no JSON.
     """
     out: dict[str, Any] = {}
     for item in overrides:
@@ -181,8 +197,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"{name!r} in {item!r} is set to a value already")
         if leaf in at:
             raise ConfigError(f"{key!r} is set twice")
-        at[leaf] = None if text == "none" else text
+        at[leaf] = _value(key, text)
     return out
+
+
+def _value(key: str, text: str) -> Any:
+    if text == "none":
+        return None
+    if not text.startswith("["):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise ConfigError(f"{key}={text} is no JSON list: write it as [1, 2]") from None
 
 
 def _say(kind: type[BaseModel], error: Any) -> str:

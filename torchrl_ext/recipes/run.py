@@ -6,16 +6,17 @@ import os
 from pathlib import Path
 
 import torch
+from rich.markup import escape
 from transformers import PreTrainedModel
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.harnesses import get_harness
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
-from clawgym_env.sandboxes import get_backend
 from clawgym_env.store import RunFolder
-from clawgym_env.tasks import get_suite
+from clawgym_env.world import open_world
+from torchrl_ext.demos import capture_demonstrations
 from torchrl_ext.engine import TorchEngine
+from torchrl_ext.measure import measure
 from torchrl_ext.models import PolicyConfig, create_policy, load_policy, save_policy
 from torchrl_ext.progress import RunProgress
 from torchrl_ext.recipes.config import (
@@ -26,7 +27,8 @@ from torchrl_ext.recipes.config import (
     SFTConfig,
     validate,
 )
-from torchrl_ext.trainer import Workbench, capture_demonstrations, fine_tune, measure, reinforce
+from torchrl_ext.trainer import fine_tune, reinforce
+from torchrl_ext.workbench import Workbench
 
 
 def train(recipe: str, settings: RunSettings, path: Path, progress: RunProgress) -> RunFolder:
@@ -37,9 +39,9 @@ def train(recipe: str, settings: RunSettings, path: Path, progress: RunProgress)
     """
     if (path / "config.json").exists():
         raise ConfigError(f"{path} holds a run already: continue it with --resume {path}, or name another --out")
-    folder = RunFolder(path)
-    folder.write_config({"recipe": recipe, **settings.model_dump(mode="json")})
-    return _run(settings, folder, progress)
+    bench = open_bench(settings, RunFolder(path), progress)
+    bench.folder.write_config({"recipe": recipe, **settings.model_dump(mode="json")})
+    return _run(bench)
 
 
 def resume(path: Path, progress: RunProgress) -> RunFolder:
@@ -53,12 +55,13 @@ def resume(path: Path, progress: RunProgress) -> RunFolder:
     recipe = str(data.pop("recipe", ""))
     if recipe not in RECIPES:
         raise ConfigError(f"{path} was not made by a recipe of this version: recipe {recipe!r}")
-    return _run(validate(RECIPES[recipe], data), folder, progress)
+    return _run(open_bench(validate(RECIPES[recipe], data), folder, progress))
 
 
-def _run(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> RunFolder:
+def _run(bench: Workbench) -> RunFolder:
+    settings, folder = bench.settings, bench.folder
     torch.set_num_threads(settings.threads)
-    bench = open_bench(settings, folder, progress)
+    bench.progress.line(f"run folder: {escape(str(folder.path))}")
     if isinstance(settings, QuickstartConfig):
         capture_demonstrations(bench, settings.demos)
         fine_tune(bench, settings.sft, folder, "demos")
@@ -66,8 +69,9 @@ def _run(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Run
         reinforce(bench, settings.grpo, settings.eval)
         measure(bench, settings.eval, "after")
     elif isinstance(settings, SFTConfig):
+        source = RunFolder.existing(Path(settings.rollouts))
         measure(bench, settings.eval, "before")
-        fine_tune(bench, settings.sft, RunFolder.existing(Path(settings.rollouts)))
+        fine_tune(bench, settings.sft, source)
         measure(bench, settings.eval, "after")
     elif isinstance(settings, GRPOConfig):
         measure(bench, settings.eval, "before")
@@ -82,10 +86,7 @@ def _run(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Run
 def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Workbench:
     """Everything the stages share; what is missing is said before any work begins."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    backend = get_backend(settings.sandbox)
-    harness = get_harness(settings.harness)
-    harness.mounts()
-    suite = get_suite(settings.suite, level=settings.level)
+    world = open_world(settings.harness, settings.suite, level=settings.level, sandbox=settings.sandbox)
     source = resolve_model(settings.model) if settings.model else None
     tokenizer_dir = source or SHIPPED_TOKENIZER
     renderer = ChatRenderer.from_folder(tokenizer_dir)
@@ -93,11 +94,9 @@ def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) 
     if source is not None:
         model = load_policy(source)
     else:
-        config = PolicyConfig(
-            vocab_size=renderer.vocab_size, max_positions=settings.max_context, seed=settings.seed
-        )
+        config = PolicyConfig(vocab_size=renderer.vocab_size, max_positions=settings.max_context, seed=settings.seed)
         model = create_policy(config)
-    return Workbench(folder, settings, model, tokenizer_dir, renderer, backend, harness, suite, progress)
+    return Workbench(folder, settings, model, tokenizer_dir, renderer, world, progress)
 
 
 def resolve_model(name: str) -> Path:
@@ -110,7 +109,9 @@ def resolve_model(name: str) -> Path:
     for candidate in (path / "policy", path / "checkpoints" / "best", path):
         if (candidate / "config.json").is_file() and any(candidate.glob("*.safetensors")):
             return candidate
-    raise ConfigError(f"{name} is neither a run folder with a policy nor a Hugging Face folder with safetensors weights")
+    raise ConfigError(
+        f"{name} is neither a run folder with a policy nor a Hugging Face folder with safetensors weights"
+    )
 
 
 def open_model(name: str, *, max_context: int = 4096) -> tuple[TorchEngine, ChatRenderer]:

@@ -24,7 +24,7 @@ SCRIPT_TIMEOUT_S = 20.0
 #: Longest answer, in bytes, that is parsed at all.
 MAX_ANSWER_BYTES = 1 << 16
 
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
 def verdict(goals: Mapping[str, float], kept: float) -> Reward:

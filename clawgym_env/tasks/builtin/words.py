@@ -6,8 +6,12 @@ a very small model can solve a task by copying one token per slot. Changing a se
 
 from __future__ import annotations
 
-#: Stems of CSV files.
-TABLES = ("sales", "orders", "stock", "trips", "items", "visits", "bills", "loans")
+#: Stems of files of every kind. One set for all families: a policy has to copy a name, not to know it.
+NAMES = (
+    "sales", "orders", "stock", "trips", "items", "visits", "server", "client", "cache", "mail", "queue", "backup",
+)  # fmt: skip
+TABLES = LOGS = CONFIGS = SCRIPTS = TEXTS = NAMES
+
 #: Numeric columns of a level-1 table -> position counted from 1, the same in every table.
 COLUMNS = {"price": 3, "units": 4, "cost": 5, "tax": 6, "rating": 7, "weight": 8}
 #: Values of the text columns at levels 2 and 3.
@@ -17,29 +21,25 @@ CHANNELS = ("web", "phone", "shop")
 GOODS = ("lamp", "chair", "desk", "shelf", "sofa")
 TOPICS = ("home", "work", "travel", "music")
 
-#: Stems of log files, log levels, and the services that write at levels 2 and 3.
-LOGS = ("app", "web", "mail", "auth", "cron", "proxy", "queue", "disk")
-LOG_LEVELS = ("ERROR", "WARN", "INFO", "DEBUG", "FATAL")
+#: Log levels, and the services that write at levels 2 and 3.
+LOG_LEVELS = ("ERROR", "WARN", "INFO", "DEBUG", "FATAL", "TRACE")
 SERVICES = ("billing", "search", "login", "upload", "export", "sync")
 
-#: Stems of configuration files, their keys and values.
-CONFIGS = ("server", "client", "cache", "worker", "gateway", "main")
+#: Keys and values of configuration files.
 KEYS = ("mode", "theme", "format", "region", "policy", "driver")
 VALUES = ("fast", "slow", "dark", "light", "local", "remote", "auto", "strict")
 SECTIONS = ("network", "storage", "display", "security")
 
 #: File extensions and folder names.
-EXTENSIONS = ("txt", "md", "png", "jpg", "csv", "log", "py", "json")
-FOLDERS = ("images", "docs", "data", "archive", "saved", "reports", "source", "misc")
+EXTENSIONS = ("txt", "md", "png", "jpg", "csv", "log", "py", "json", "html", "xml")
+FOLDERS = ("images", "docs", "data", "archive", "saved", "reports", "source", "misc", "media", "old")
 PREFIXES = ("draft", "trip", "scan", "copy", "photo", "week")
 
-#: Stems of shell scripts, and the wrong file stems that failing ones read.
-SCRIPTS = ("report", "summary", "check", "daily", "build", "total")
+#: The wrong file stems that failing scripts read.
 WRONG_STEMS = ("input", "raw", "file", "table")
 
-#: Stems of text files, and the words counted in them.
-TEXTS = ("notes", "story", "letter", "diary", "poem", "draft", "memo", "essay")
-COUNTED = ("apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "candle")
+#: Words counted in text files.
+COUNTED = ("apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "candle", "forest", "silver")
 
 #: Stems of files that are only there to be moved, renamed or left alone.
 STEMS = (

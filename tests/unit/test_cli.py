@@ -1,0 +1,220 @@
+"""The command line refuses what it cannot do in one clear line, before any work begins, and exits with code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from clawgym_env.cli import app
+from clawgym_env.store import RunFolder
+
+ANYWHERE = ["--endpoint", "http://127.0.0.1:9/v1", "--harness", "scripted", "--sandbox", "process"]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No harness is installed (nor does a bracket in a path mean anything), and the working directory is a new one."""
+    monkeypatch.setenv("CLAWGYM_CACHE", str(tmp_path / "cache[bold]"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def clawgym(*arguments: str) -> Result:
+    """Runs the command in this process, on a wide terminal."""
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a refusal is."""
+    result = clawgym(*arguments)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    line, rest = result.stderr.split("\n", 1)
+    assert rest == "" and line.startswith("error: "), result.stderr
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "name a recipe (clawgym train quickstart) or a run to go on with (--resume RUN), not both"),
+        (["train", "nope"], "unknown recipe 'nope'; there are: quickstart, sft, grpo"),
+        (["train", "quickstart", "nope=1"], "nope: unknown key; there are: seed, harness, suite, level, sandbox"),
+        (["train", "quickstart", "grpo.nope=1"], "grpo.nope: unknown key; there are: steps, tasks, group, lr"),
+        (["train", "quickstart", "grpo.steps=many"], "grpo.steps: Input should be a valid integer"),
+        (["train", "quickstart", "temperature=-1"], "temperature: Input should be greater than 0"),
+        (["train", "quickstart", "seed"], "'seed' is no setting: write key=value"),
+        (["train", "quickstart", "seed=1", "seed=2"], "'seed' is set twice"),
+        (["train", "quickstart", "harness=nope"], "unknown harness 'nope'"),
+        (["train", "quickstart", "harness=scripted", "suite=nope"], "unknown task suite 'nope'"),
+        (["train", "quickstart", "harness=scripted", "sandbox=nope"], "unknown sandbox 'nope'"),
+        (["train", "grpo", "harness=scripted", "sandbox=process", "model=nope"], "nope is neither a run folder"),
+        (["train", "sft"], "rollouts: Field required"),
+        (["train", "--resume", "nope"], "nope is not a run folder: it holds no config.json"),
+        (["train", "quickstart", "--resume", "nope"], "not both"),
+        (["train", "--resume", "nope", "--out", "elsewhere"], "a resumed run stays in its folder"),
+        (["eval"], "say what to measure: --model RUN_OR_FOLDER or --endpoint URL"),
+        (["eval", "--model", "nope", "--endpoint", "http://127.0.0.1:9/v1"], "say what to measure"),
+        (["eval", "--model", "nope", "--harness", "scripted"], "nope is neither a run folder"),
+        (["eval", "--endpoint", "http://127.0.0.1:9/v1", "--harness", "nope"], "unknown harness 'nope'"),
+        (["eval", *ANYWHERE, "--tasks", "nope"], "unknown task suite 'nope'"),
+        (["eval", *ANYWHERE[:-1], "nope"], "unknown sandbox 'nope'"),
+        (["report", "nope"], "nope is not a run folder"),
+        (["harness", "install", "nope"], "no harness 'nope' to install; there are pi"),
+        (["harness", "path", "scripted"], "no harness 'scripted' to install"),
+        (["harness", "path", "pi"], "install it with: clawgym harness install pi"),
+    ],
+)
+def test_refusals(arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", "--split", "nope"],
+        ["eval", "--level", "4"],
+        ["eval", "--n", "0"],
+        ["eval", "--max-tokens", "0"],
+        ["nope"],
+    ],
+)
+def test_usage_errors_exit_with_2_as_well(arguments: list[str]) -> None:
+    result = clawgym(*arguments)
+    assert result.exit_code == 2 and "Error" in result.stderr and "Traceback" not in result.output
+
+
+def test_a_refusal_is_one_line_of_a_real_process_too() -> None:
+    command = [sys.executable, "-c", "from clawgym_env.cli import main; main()", "train", "--resume", "no[bold]where"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no[bold]where is not a run folder: it holds no config.json\n"
+
+
+def test_an_existing_run_is_not_trained_over(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.write_config({"recipe": "quickstart"})
+    tiny = ["sandbox=process", "demos.rollouts=1", "sft.steps=0", "grpo.steps=0", "eval.test=0"]
+    line = refused("train", "quickstart", "harness=scripted", *tiny, "--out", str(run.path))
+    assert f"{run.path} holds a run already: continue it with --resume {run.path}" in line.split("error:")[1]
+    assert run.config == {"recipe": "quickstart"} and run.metrics() == []
+
+
+def test_an_existing_run_is_not_measured_over(tmp_path: Path) -> None:
+    """Said before the evaluation, not after it."""
+    run = RunFolder(tmp_path / "run")
+    run.write_config({"recipe": "eval"})
+    assert "holds a run already" in refused("eval", *ANYWHERE, "--out", str(run.path))
+
+
+def test_a_refused_run_leaves_no_run_behind(tmp_path: Path) -> None:
+    """So that the corrected command can use the same folder."""
+    path = tmp_path / "run"
+    refused("train", "quickstart", "harness=scripted", "suite=nope", "--out", str(path))
+    assert not (path / "config.json").exists()
+
+
+def test_a_model_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert "was not made by a recipe of this version" in refused("train", "--resume", str(tmp_path))
+
+
+def test_harness_list() -> None:
+    lines = clawgym("harness", "list").stdout.splitlines()
+    rows = {line.split()[0]: line for line in lines}
+    assert set(rows) == {"name", "pi", "scripted"}
+    assert rows["pi"].rstrip().endswith("no") and "MIT" in rows["pi"] and "openai_chat" in rows["pi"]
+    assert rows["scripted"].rstrip().endswith("built in")
+
+
+def test_harness_list_shows_where(tmp_path: Path) -> None:
+    from clawgym_env.harnesses.install import folder_of
+
+    folder_of("pi").mkdir(parents=True)
+    assert str(folder_of("pi")) in clawgym("harness", "list").stdout
+    assert clawgym("harness", "path", "pi").stdout == f"{folder_of('pi')}\n"
+
+
+def test_doctor_names_what_is_missing_and_the_way_out() -> None:
+    result = clawgym("doctor")
+    assert result.exit_code == 0
+    rows = {" ".join(line.split()[:2]): line.split(maxsplit=2)[2] for line in result.stdout.splitlines()}
+    assert set(rows) == {"part state", "sandbox bubblewrap", "sandbox process", "harness pi", "harness scripted"}
+    assert rows["sandbox process"].startswith("ok")
+    assert rows["harness scripted"].startswith("ok")
+    assert rows["harness pi"].startswith("missing") and "clawgym harness install pi" in rows["harness pi"]
+
+
+def test_help_names_every_command() -> None:
+    said = clawgym("--help").stdout
+    assert all(name in said for name in ("train", "eval", "report", "doctor", "harness"))
+
+
+class Finisher(BaseHTTPRequestHandler):
+    """An endpoint whose model writes one wrong file and then finishes."""
+
+    keys: set[str | None]
+
+    def do_POST(self) -> None:
+        self.keys.add(self.headers.get("authorization"))
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        new = body["messages"][-1]["role"] == "user"
+        arguments = {"path": "answer.txt", "content": "wrong"} if new else {}
+        function = {"name": "write_file" if new else "finish", "arguments": json.dumps(arguments)}
+        message = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        }
+        answer = json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    """A real server on loopback."""
+    Finisher.keys = set()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Finisher)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_endpoint_is_measured_stored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    path = tmp_path / "measured"
+    with endpoint() as url:
+        options = ["--endpoint", url, "--harness", "scripted", "--sandbox", "process", "--n", "3", "--out", str(path)]
+        result = clawgym("eval", *options)
+    assert result.exit_code == 0, result.output
+    total = result.stdout.splitlines()[-1].split()
+    assert total[0] == "all" and total[-1] == "0/3"
+    assert Finisher.keys == {"Bearer sesame"}
+    stored = list(RunFolder.existing(path).rollouts("eval"))
+    assert [len(r.calls) for r in stored] == [2, 2, 2]
+    assert {str(r.status) for r in stored} == {"completed"}
+    reported = clawgym("report", str(path))
+    assert reported.stdout == f"{path / 'report.html'}\n"
+    assert "0/3" in (path / "report.html").read_text()

@@ -1,0 +1,160 @@
+"""Settings are what the user wrote, or refused with the key at fault; nothing is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from clawgym_env.errors import ConfigError
+from torchrl_ext.recipes.config import (
+    RECIPES,
+    GRPOConfig,
+    QuickstartConfig,
+    SFTConfig,
+    build,
+    parse_overrides,
+    validate,
+)
+
+SOURCE = "rollouts=runs/source"
+NEEDED = {"quickstart": [], "grpo": [], "sft": [SOURCE]}
+
+
+def test_overrides_reach_their_stage_with_their_type() -> None:
+    settings = build("quickstart", ["seed=7", "grpo.lr=1e-5", "grpo.tis_cap=none", "demos.skill=0.25"])
+    assert isinstance(settings, QuickstartConfig)
+    assert (settings.seed, settings.grpo.lr, settings.grpo.tis_cap, settings.demos.skill) == (7, 1e-5, None, 0.25)
+    assert settings.grpo.steps == QuickstartConfig().grpo.steps
+
+
+def test_lists_are_json() -> None:
+    settings = build("quickstart", ["grpo.betas=[0.8, 0.9]", "sft.curriculum=[]"])
+    assert isinstance(settings, QuickstartConfig)
+    assert settings.grpo.betas == (0.8, 0.9) and settings.sft.curriculum == ()
+    curriculum = build("sft", [SOURCE, "sft.curriculum=[[0.5, 16], [0.75, 128]]"])
+    assert isinstance(curriculum, SFTConfig) and curriculum.sft.curriculum == ((0.5, 16), (0.75, 128))
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert parse_overrides(["model=a=b"]) == {"model": "a=b"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_survives_its_config_file(recipe: str) -> None:
+    settings = build(recipe, [*NEEDED[recipe], "seed=3"])
+    assert validate(RECIPES[recipe], settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("nope", [], "unknown recipe 'nope'; there are: quickstart, sft, grpo"),
+        ("grpo", ["sede=1"], "sede: unknown key; there are: seed, harness, "),
+        ("grpo", ["grpo.step=1"], "grpo.step: unknown key; there are: steps, tasks, group"),
+        ("grpo", ["demos.skill=0.5"], "demos: unknown key; there are: "),
+        ("grpo", ["seed=-1"], "seed: Input should be greater than or equal to 0"),
+        ("grpo", ["seed=one"], "seed: Input should be a valid integer"),
+        ("grpo", ["seed="], "seed: Input should be a valid integer"),
+        ("grpo", ["seed=none"], "seed: Input should be a valid integer"),
+        ("grpo", ["grpo=1"], "grpo: Input should be a valid dictionary"),
+        ("grpo", ["grpo.steps.more=1"], "grpo.steps: Input should be a valid integer"),
+        ("grpo", ["grpo.group=1"], "grpo.group: Input should be greater than or equal to 2"),
+        ("grpo", ["grpo.node_weight=twice"], "grpo.node_weight: Input should be 'once'"),
+        ("grpo", ["grpo.betas=[0.9]"], "grpo.betas.1: Field required"),
+        ("grpo", ["grpo.betas=[0.9,"], "grpo.betas=[0.9, is no JSON list"),
+        ("grpo", ["grpo.normalisation=constant"], "constant=NUMBER goes with normalisation=constant"),
+        ("grpo", ["grpo.constant=100"], "constant=NUMBER goes with normalisation=constant"),
+        ("grpo", ["temperature=0"], "temperature: Input should be greater than 0"),
+        ("quickstart", ["level=4"], "level: Input should be less than or equal to 3"),
+        ("quickstart", ["demos.skill=1.5"], "demos.skill: Input should be less than or equal to 1"),
+        ("sft", [], "rollouts: Field required"),
+        ("sft", ["rollouts="], "rollouts: String should have at least 1 character"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(recipe: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(recipe, overrides)
+    assert message in str(refused.value)
+
+
+def test_every_fault_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"seed: .*; grpo\.lr: .*; nope: unknown key") as refused:
+        build("grpo", ["seed=x", "grpo.lr=-1", "nope=1"])
+    assert str(refused.value).startswith("bad settings: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["seed"], "'seed' is no setting: write key=value"),
+        (["=1"], "'=1' is no setting"),
+        (["seed=1", "seed=1"], "'seed' is set twice"),
+        (["grpo.lr=1", "grpo.lr=2"], "'grpo.lr' is set twice"),
+        (["grpo.lr=1", "grpo=2"], "'grpo' is set twice"),
+        (["grpo=1", "grpo.lr=2"], "'grpo' in 'grpo.lr=2' is set to a value already"),
+    ],
+)
+def test_overrides_that_contradict(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_overrides(overrides)
+    assert message in str(refused.value)
+
+
+NAMES = st.text("abcxyz_", min_size=1, max_size=6)
+TREES = st.recursive(
+    st.text("0123456789.e-abc=", max_size=8).filter(lambda text: text != "none"),
+    lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3),
+    max_leaves=8,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+def flat(tree: dict[str, Any], path: str = "") -> list[str]:
+    """The overrides that spell a tree of settings."""
+    out = []
+    for name, value in tree.items():
+        out += flat(value, f"{path}{name}.") if isinstance(value, dict) else [f"{path}{name}={value}"]
+    return out
+
+
+@given(tree=TREES, order=st.randoms(use_true_random=False))
+def test_parsing_inverts_spelling_in_any_order(tree: dict[str, Any], order: Any) -> None:
+    overrides = flat(tree)
+    order.shuffle(overrides)
+    assert parse_overrides(overrides) == tree
+
+
+def test_settings_do_not_change_after_the_start() -> None:
+    with pytest.raises(ValidationError):
+        GRPOConfig().seed = 1  # type: ignore[misc]
+
+
+def leaves(kind: type[BaseModel], path: str = "") -> list[str]:
+    """Every key of a recipe, dotted."""
+    out = []
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
+        out += leaves(inner, f"{path}{name}.") if nested else [path + name]  # type: ignore[arg-type]
+    return out
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None:
+        return "none"
+    return str([list(v) if isinstance(v, tuple) else v for v in value]) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_key_can_be_set_on_the_command_line(recipe: str) -> None:
+    settings = build(recipe, NEEDED[recipe])
+    for key in leaves(type(settings)):
+        value: Any = settings
+        for name in key.split("."):
+            value = getattr(value, name)
+        others = [item for item in NEEDED[recipe] if not item.startswith(f"{key}=")]
+        assert build(recipe, [*others, f"{key}={spelled(value)}"]) == settings, key

@@ -1,0 +1,178 @@
+"""What the stages of a run share: the run's folder, policy and world, its seeds, and its saves.
+
+Invariant: tasks, batches and sampling seeds follow from (seed, stage, step) alone, so that a stage that was killed
+goes on from its last save to the same result, to within rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from clawgym_env.engines.base import Engine
+from clawgym_env.evaluation import evaluate
+from clawgym_env.rendering import ChatRenderer
+from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
+from clawgym_env.store import RunFolder
+from clawgym_env.tasks.base import Split, Task
+from clawgym_env.tree.ledger import total
+from clawgym_env.types import Budget, Sampling
+from clawgym_env.world import World
+from torchrl_ext.collector import TreeCollector
+from torchrl_ext.engine import TorchEngine
+from torchrl_ext.optim import PolicyOptimizer
+from torchrl_ext.progress import RunProgress
+from torchrl_ext.recipes.config import RunSettings
+
+#: Stages that save, in the order in which a run goes through them.
+STAGES = ("sft", "grpo")
+DONE = 1 << 62
+
+
+@dataclass(slots=True)
+class Workbench:
+    """What the stages of a run share.
+
+    Attributes:
+        model: The policy; engine and trainer hold the same parameters.
+        tokenizer_dir: Folder whose tokenizer files go with the saved policy.
+    """
+
+    folder: RunFolder
+    settings: RunSettings
+    model: PreTrainedModel
+    tokenizer_dir: Path
+    renderer: ChatRenderer
+    world: World
+    progress: RunProgress
+    started: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def collector(
+        self, engine: Engine, plan: Callable[[int], Sequence[RolloutSpec]] = lambda k: [], batches: int = 0
+    ) -> Iterator[TreeCollector]:
+        """A collector of this run, shut down on exit, whose rollouts advance the progress bar."""
+        s = self.settings
+        rollout = RolloutSettings(
+            sampling=Sampling(temperature=s.temperature, max_tokens=s.max_tokens),
+            budget=Budget(max_calls=s.max_calls),
+            timeout_s=s.timeout_s,
+        )
+        collector = TreeCollector(
+            engine,
+            self.renderer,
+            self.world.backend,
+            plan,
+            settings=rollout,
+            total_batches=batches,
+            concurrency=s.concurrency,
+            on_rollout=lambda rollout, left: self.progress.advance(),
+        )
+        try:
+            yield collector
+        finally:
+            collector.shutdown()
+            self.progress.end()
+
+    @contextmanager
+    def engine(self) -> Iterator[TorchEngine]:
+        """The embedded engine on this run's parameters, closed on exit."""
+        engine = TorchEngine(self.model, max_context=self.settings.max_context)
+        try:
+            yield engine
+        finally:
+            asyncio.run(engine.aclose())
+
+    def specs(self, tasks: Sequence[Task], name: str, *, group: int = 1) -> list[RolloutSpec]:
+        """Rollouts of tasks: ``group`` of each, ids and seeds by name and place."""
+        return [
+            RolloutSpec(
+                id=f"{name}-{t:03d}-{k}",
+                task=task,
+                harness=self.world.harness,
+                group=f"{task.id}@{self.settings.harness}",
+                seed=derive_seed(self.settings.seed, name, t, k),
+            )
+            for t, task in enumerate(tasks)
+            for k in range(group)
+        ]
+
+    def tasks(self, split: Split, n: int, *key: object) -> list[Task]:
+        """Tasks drawn by the run's seed and a key."""
+        return self.world.suite.sample(split, n, seed=derive_seed(self.settings.seed, split, *key) % (1 << 31))
+
+    def log(self, stage: str, row: dict[str, Any]) -> None:
+        """One line of ``metrics.jsonl``."""
+        self.folder.append_metrics({"stage": stage, "elapsed_s": round(time.monotonic() - self.started, 2), **row})
+
+
+def derive_seed(seed: int, *key: object) -> int:
+    """A 63-bit seed from the run's seed and a key."""
+    data = "/".join(map(str, (seed, *key))).encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def save_state(bench: Workbench, stage: str, step: int, optimiser: PolicyOptimizer) -> None:
+    folder = bench.folder.path / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    state = {
+        "stage": stage,
+        "step": step,
+        "model": bench.model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "elapsed_s": time.monotonic() - bench.started,
+    }
+    beside = folder / ".state.pt"
+    torch.save(state, beside)
+    beside.replace(folder / "state.pt")
+
+
+def restore_state(bench: Workbench, stage: str, optimiser: PolicyOptimizer) -> int:
+    """Puts model and optimiser where the last save left them.
+
+    Returns:
+        Steps of ``stage`` that are done; ``DONE`` where a later stage has begun.
+    """
+    path = bench.folder.path / "checkpoints" / "state.pt"
+    if not path.is_file():
+        return 0
+    state = torch.load(path, weights_only=True)
+    bench.model.load_state_dict(state["model"])
+    if state["stage"] != stage:
+        return DONE if STAGES.index(state["stage"]) > STAGES.index(stage) else 0
+    optimiser.load_state_dict(state["optimiser"])
+    kept = [r for r in bench.folder.metrics() if r["stage"] != stage or r["step"] <= state["step"]]
+    bench.folder.keep_metrics(kept)
+    return int(state["step"])
+
+
+def _load_weights(model: PreTrainedModel, path: Path) -> None:
+    model.load_state_dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    summary = evaluate(rollouts)
+    ledger = total([r.ledger for r in rollouts])
+    rewards = [r.reward.score for r in rollouts if r.reward is not None]
+    return {
+        "rollouts": len(rollouts),
+        "reward": float(np.mean(rewards)) if rewards else float("nan"),
+        "pass_at_1": summary.overall.rate,
+        "by_family": {k: v.rate for k, v in summary.by_family.items()},
+        "unscored": summary.unscored,
+        "calls": summary.calls,
+        **ledger.as_dict(),
+        "unique_tokens": sum(r.tree.unique_tokens for r in rollouts),
+        "total_tokens": sum(r.tree.total_tokens for r in rollouts),
+        "cached_tokens": sum(c.call.cached_tokens for r in rollouts for c in r.records),
+    }

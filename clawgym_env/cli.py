@@ -81,7 +81,7 @@ def train(
     try:
         folder = go()
     except KeyboardInterrupt:
-        err.print(f"stopped; go on with: clawgym train --resume {path}")
+        err.print(f"stopped; go on with: clawgym train --resume {path}", soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     from clawgym_env.report import write_report
 

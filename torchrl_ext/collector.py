@@ -119,6 +119,16 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
                 self.replay_buffer.extend(batch)
                 yield None
 
+    def __len__(self) -> int:
+        """Batches of a whole pass.
+
+        Raises:
+            TypeError: the collector goes on for ever.
+        """
+        if self.total_batches < 0:
+            raise TypeError("a collector without total_batches has no length")
+        return self.total_batches
+
     async def _run(self, pool: RolloutPool, specs: Sequence[RolloutSpec]) -> list[Rollout]:
         done: dict[str, Rollout] = {}
         async for rollout in pool.as_completed(specs):

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 
 from clawgym_env.tree.pack import PackedTree
@@ -31,6 +32,7 @@ __all__ = [
     "packed_of",
     "path_rows",
     "prune",
+    "rows_of",
     "to_training_batch",
     "tree_td",
 ]
@@ -95,6 +97,36 @@ def tree_td(
 def packed_of(td: TensorDictBase) -> PackedTree:
     """The tree of a rollout's TensorDict; arrays are views where the tensors lie on the CPU."""
     return PackedTree(**{name: td["tree", name].cpu().numpy() for name in _FIELDS})
+
+
+def rows_of(
+    rollouts: Sequence[TensorDictBase] | TensorDictBase, kind: Literal["call", "path"] = "call"
+) -> TensorDictBase:
+    """Rows for stock TorchRL losses, of every scored rollout of a batch: a ``postproc`` for the collector.
+
+    Args:
+        rollouts: TensorDicts of ``tree_td``, or their lazy stack.
+        kind: ``call_rows`` or ``path_rows``.
+
+    Returns:
+        1-D lazy stack; the rows of a rollout follow each other and end with the one that is done.
+
+    Raises:
+        ValueError: no rollout of the batch is scored.
+    """
+    make = {"call": call_rows, "path": path_rows}[kind]
+    tds = list(rollouts.unbind(0)) if isinstance(rollouts, TensorDictBase) else list(rollouts)
+    rows: list[TensorDictBase] = []
+    for k, td in enumerate(tds):
+        if not bool(td["next", "scored"]):
+            continue
+        advantage = float(td["advantage"].reshape(())) if "advantage" in td.keys() else None
+        reward = float(td["next", "reward"].reshape(()))
+        made = make(packed_of(td), reward=reward, query=td["query"], advantage=advantage, rollout=k)
+        rows.extend(made.unbind(0))
+    if not rows:
+        raise ValueError("no rollout of this batch is scored: there is nothing to make rows of")
+    return lazy_stack(rows)
 
 
 def to_training_batch(

@@ -27,6 +27,8 @@ DAY_MS = 24 * 3600 * 1000
 # pi's own defaults, which are larger than the whole window of a small policy
 COMPACTION_RESERVE = 16384
 COMPACTION_KEEP = 20000
+# pi asks for at most window - prompt - this many tokens: declared on top, so that a small window leaves room to answer
+CONTEXT_SAFETY = 4096
 
 
 class PiHarness(BaseModel):
@@ -101,7 +103,7 @@ class PiHarness(BaseModel):
             "name": context.model,
             "reasoning": self.thinking != "off",
             "input": ["text"],
-            "contextWindow": context.max_context,
+            "contextWindow": context.max_context + CONTEXT_SAFETY,
             "maxTokens": context.max_tokens,
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         }
@@ -121,7 +123,7 @@ class PiHarness(BaseModel):
             "httpIdleTimeoutMs": "disabled",
             "compaction": {
                 "enabled": self.compaction,
-                "reserveTokens": min(COMPACTION_RESERVE, context.max_tokens),
+                "reserveTokens": min(COMPACTION_RESERVE, context.max_tokens) + CONTEXT_SAFETY,
                 "keepRecentTokens": min(COMPACTION_KEEP, context.max_context // 4),
             },
             "cacheWarming": "off",

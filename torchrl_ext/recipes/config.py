@@ -59,18 +59,18 @@ class WholePromptSFTStage(SFTStage):
 class GRPOStage(Settings):
     """Tree GRPO (arXiv:2608.16798, Eq 6 and 7) with token-level truncated importance sampling (Eq 10)."""
 
-    steps: int = Field(14, ge=0)
-    tasks: int = Field(6, ge=1)
+    steps: int = Field(12, ge=0)
+    tasks: int = Field(14, ge=1)
     """Groups a step."""
-    group: int = Field(8, ge=2)
+    group: int = Field(4, ge=2)
     """Rollouts a group."""
-    lr: float = Field(2e-4, gt=0)
+    lr: float = Field(1e-4, gt=0)
     optimiser: Literal["adamw", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     warmup: int = Field(2, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(2, ge=1)
     """Updates on each batch."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     clip_high: float = Field(0.2, ge=0)
@@ -80,7 +80,7 @@ class GRPOStage(Settings):
     node_weight: Literal["once", "leaf_fraction", "per_leaf", "sqrt"] = "once"
     normalisation: Literal["rollout_mean", "token_mean", "constant"] = "rollout_mean"
     constant: float | None = Field(None, gt=0)
-    validate_every: int = Field(7, ge=1)
+    validate_every: int = Field(6, ge=1)
     """Steps between two looks at the validation split, by which the checkpoint is chosen."""
 
     @model_validator(mode="after")

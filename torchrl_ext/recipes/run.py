@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.markup import escape
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from clawgym_env.errors import ConfigError
 from clawgym_env.rendering import ChatRenderer
@@ -86,6 +87,7 @@ def _run(bench: Workbench) -> RunFolder:
 def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Workbench:
     """Everything the stages share; what is missing is said before any work begins."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers_logging.disable_progress_bar()  # the run has its own
     world = open_world(settings.harness, settings.suite, level=settings.level, sandbox=settings.sandbox)
     source = resolve_model(settings.model) if settings.model else None
     tokenizer_dir = source or SHIPPED_TOKENIZER

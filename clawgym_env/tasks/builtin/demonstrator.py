@@ -19,6 +19,8 @@ from clawgym_env.tasks.builtin.suite import instance_of
 
 #: Last words of a demonstration that acted.
 DONE = "Done."
+#: Share of talk among the demonstrations that fail.
+TALK = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ def demonstrate(task: Task, seed: int, skill: float = 0.4) -> Demonstration:
     Args:
         task: A task of `BuiltinSuite`.
         seed: Which of the demonstrations of this task.
-        skill: Probability in [0, 1] of a right one; the rest is half talk, half one of the family's two mistakes.
+        skill: Probability in [0, 1] of a right one; two thirds of the rest are talk, one third is one of the family's
+            two mistakes.
 
     Raises:
         ConfigError: ``skill`` is no probability.
@@ -52,7 +55,7 @@ def demonstrate(task: Task, seed: int, skill: float = 0.4) -> Demonstration:
         raise ConfigError(f"skill is a probability in [0, 1], not {skill!r}")
     instance = instance_of(task.id)
     rng = random.Random(digest("demonstration", task.id, str(seed)))
-    draw, talks, mistake = rng.random(), rng.random() < 0.5, rng.choice(instance.mistakes)
+    draw, talks, mistake = rng.random(), rng.random() < TALK, rng.choice(instance.mistakes)
     if draw < skill:
         return Demonstration(instance.oracle, DONE, "right")
     if talks:

@@ -1,6 +1,6 @@
 """Draws the learning curves of several quickstart runs into one picture and prints their table.
 
-    python benchmarks/quickstart_curve.py runs/s0 runs/s1 runs/s2 --out docs/quickstart.svg
+python benchmarks/quickstart_curve.py runs/s0 runs/s1 runs/s2 --out docs/quickstart.svg
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def table(runs: list[dict[str, Any]]) -> str:
         ]
         gain = 100 * (run["after"]["sampled"]["pass_at_1"] - run["before"]["sampled"]["pass_at_1"])
         minutes, seconds = divmod(round(run["seconds"]), 60)
-        lines.append(f"| {run['seed']} | {shown[0]} | {shown[1]} | +{gain:.1f} points | {minutes} min {seconds:02d} s |")
+        lines.append(
+            f"| {run['seed']} | {shown[0]} | {shown[1]} | +{gain:.1f} points | {minutes} min {seconds:02d} s |"
+        )
     return "\n".join(lines)
 
 
@@ -58,7 +60,10 @@ def draw(runs: list[dict[str, Any]], out: Path) -> None:
         held_out = [100 * run[w]["sampled"]["pass_at_1"] for w in ("before", "after")]
         low = [100 * run[w]["sampled"]["low"] for w in ("before", "after")]
         high = [100 * run[w]["sampled"]["high"] for w in ("before", "after")]
-        spread = [[v - a for v, a in zip(held_out, low, strict=True)], [b - v for v, b in zip(held_out, high, strict=True)]]
+        spread = [
+            [v - a for v, a in zip(held_out, low, strict=True)],
+            [b - v for v, b in zip(held_out, high, strict=True)],
+        ]
         at = [-0.2 + 0.15 * k, last + 1 + 0.15 * k]
         axes.errorbar(at, held_out, spread, color=colour, fmt="o", ms=5, capsize=3, label=f"seed {run['seed']}")
         axes.plot(at, held_out, color=colour, ls=":", lw=1)

@@ -88,5 +88,3 @@ def _capture(bench: Workbench, n: int) -> None:
     assert [r.status for r in collector.rollouts] == [Status.COMPLETED] * n
     assert sum(r.reward.passed for r in collector.rollouts if r.reward) == n // 2
     bench.folder.write_rollouts("demos-0000", collector.rollouts)
-
-

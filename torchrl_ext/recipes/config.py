@@ -25,10 +25,10 @@ class Settings(BaseModel):
 class DemosStage(Settings):
     """Rollouts of an imperfect demonstrator, captured through the harness."""
 
-    rollouts: int = Field(360, ge=1)
+    rollouts: int = Field(350, ge=1)
     skill: float = Field(0.4, ge=0, le=1)
     """Share of demonstrations that solve their task; the rest is what reinforcement learning has to unlearn."""
-    batch: int = Field(40, ge=1)
+    batch: int = Field(35, ge=1)
     """Rollouts between two saves."""
 
 
@@ -93,11 +93,11 @@ class GRPOStage(Settings):
 class EvalStage(Settings):
     """How the policy is measured."""
 
-    test: int = Field(96, ge=0)
+    test: int = Field(84, ge=0)
     """Held-out tasks at temperature 1, before and after."""
-    greedy: int = Field(48, ge=0)
+    greedy: int = Field(42, ge=0)
     """Held-out tasks at temperature 0, beside it."""
-    validation: int = Field(36, ge=0)
+    validation: int = Field(28, ge=0)
 
 
 class RunSettings(Settings):

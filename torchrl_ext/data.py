@@ -120,7 +120,8 @@ def rows_of(
     for k, td in enumerate(tds):
         if not bool(td["next", "scored"]):
             continue
-        advantage = float(td["advantage"].reshape(())) if "advantage" in td.keys() else None
+        given = td.get("advantage", None)
+        advantage = None if given is None else float(given.reshape(()))
         reward = float(td["next", "reward"].reshape(()))
         made = make(packed_of(td), reward=reward, query=td["query"], advantage=advantage, rollout=k)
         rows.extend(made.unbind(0))

@@ -50,7 +50,7 @@ def test_yields_trees_whose_group_trains_our_loss(bench: Workbench) -> None:
 
 
 def test_the_stock_inner_loop_runs_on_its_rows(bench: Workbench) -> None:
-    """As TorchRL's GRPO scripts do it: the collector fills the buffer and yields nothing, the loop samples and steps."""
+    """As TorchRL's GRPO scripts do it: the collector fills the buffer, the loop samples and steps."""
     buffer = ReplayBuffer(
         storage=LazyStackStorage(64),
         sampler=SamplerWithoutReplacement(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from pathlib import Path
 
@@ -202,6 +201,10 @@ def test_rollouts_at_once_do_not_mix() -> None:
         assert [m.content for r in rollout.records for m in r.messages] == [f"{rollout.id}{n}" for n in range(5)]
 
 
+def descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
 def _programs() -> list[int]:
     out = []
     for entry in Path("/proc").iterdir():
@@ -220,11 +223,11 @@ def test_cancelling_a_batch_leaves_nothing_running(sandbox: str) -> None:
     def act(work: asyncio.Task[list[Rollout]]) -> None:
         asyncio.get_running_loop().call_later(1.5, work.cancel)
 
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(asyncio.CancelledError):
         run("ask(); time.sleep(60)  # mark-of-this-test", n=6, act=act, sandbox=sandbox)
     deadline = time.monotonic() + 5
     while _programs() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _programs() == []
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+    assert len(descriptors() - before) <= 1

@@ -53,7 +53,7 @@ def train(
     ] = None,
     resume_dir: Annotated[Path | None, typer.Option("--resume", help="go on with a run that was stopped")] = None,
 ) -> None:
-    """Train a policy: clawgym train quickstart seed=1 grpo.steps=20"""
+    """Train a policy: clawgym train quickstart seed=1 steps=20"""
     if (recipe is None) == (resume_dir is None):
         raise ConfigError("name a recipe (clawgym train quickstart) or a run to go on with (--resume RUN), not both")
     if resume_dir is not None and out_dir is not None:

@@ -31,6 +31,16 @@ def test_overrides_reach_their_stage_with_their_type() -> None:
     assert settings.grpo.steps == QuickstartConfig().grpo.steps
 
 
+def test_bare_steps_are_those_of_the_main_stage() -> None:
+    quickstart, grpo, sft = (build(r, [*NEEDED[r], "seed=1", "steps=20"]) for r in ("quickstart", "grpo", "sft"))
+    assert isinstance(quickstart, QuickstartConfig) and quickstart.grpo.steps == 20
+    assert quickstart.sft.steps == QuickstartConfig().sft.steps
+    assert isinstance(grpo, GRPOConfig) and grpo.grpo.steps == 20
+    assert isinstance(sft, SFTConfig) and sft.sft.steps == 20
+    with pytest.raises(ConfigError, match=r"'grpo\.steps' is set twice"):
+        build("quickstart", ["steps=1", "grpo.steps=2"])
+
+
 def test_lists_are_json() -> None:
     settings = build("quickstart", ["grpo.betas=[0.8, 0.9]", "sft.curriculum=[]"])
     assert isinstance(settings, QuickstartConfig)

@@ -154,15 +154,20 @@ RECIPES: dict[str, type[QuickstartConfig] | type[SFTConfig] | type[GRPOConfig]] 
 }
 
 
+#: What the bare key ``steps`` means: the steps of a recipe's main stage.
+STEPS = {"quickstart": "grpo.steps", "sft": "sft.steps", "grpo": "grpo.steps"}
+
+
 def build(recipe: str, overrides: Sequence[str]) -> QuickstartConfig | SFTConfig | GRPOConfig:
-    """The settings of a recipe with ``key=value`` overrides.
+    """The settings of a recipe with ``key=value`` overrides; ``steps=N`` is short for the main stage's steps.
 
     Raises:
         ConfigError: an unknown recipe or key, or a value that does not fit; the message says which and what would.
     """
     if recipe not in RECIPES:
         raise ConfigError(f"unknown recipe {recipe!r}; there are: {', '.join(RECIPES)}")
-    return validate(RECIPES[recipe], parse_overrides(overrides))
+    whole = [f"{STEPS[recipe]}{item[5:]}" if item.startswith("steps=") else item for item in overrides]
+    return validate(RECIPES[recipe], parse_overrides(whole))
 
 
 def validate(kind: type[C], data: dict[str, Any]) -> C:

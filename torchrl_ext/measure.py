@@ -12,7 +12,8 @@ from torchrl_ext.workbench import Workbench
 
 def measure(bench: Workbench, stage: EvalStage, when: str) -> None:
     """Held-out Pass@1, at temperature 1 and greedy, once a run and ``when``."""
-    if stage.test == 0 or any(r["stage"] == "eval" and r["when"] == when for r in bench.folder.metrics()):
+    done = any(r["stage"] == "eval" and r["when"] == when for r in bench.folder.metrics())
+    if done or max(stage.test, stage.greedy) == 0:
         return
     tasks = bench.tasks("test", max(stage.test, stage.greedy), "test")
     began = time.monotonic()

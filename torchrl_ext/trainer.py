@@ -5,6 +5,7 @@ Invariant: both can be killed at any time and go on from their last save (``torc
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def _training_rows(source: RunFolder, prefix: str, min_score: float | None) -> l
 
 
 def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None:
-    """Improves the policy by tree GRPO; the checkpoint with the best validation Pass@1 becomes the policy."""
+    """Improves the policy by tree GRPO; the checkpoint that validation favours becomes the policy."""
     bench.model.eval()  # no dropout: the ratio of the first update is 1
     loss_module = TreeGRPOLoss(
         bench.model, clip_epsilon=(stage.clip_low, stage.clip_high), tis_cap=stage.tis_cap,
@@ -156,15 +157,30 @@ def _schedule(step: int, stage: GRPOStage) -> float:
 
 
 def _validate(bench: Workbench, collector: TreeCollector, stage: EvalStage, step: int) -> float | None:
-    """Pass@1 on the validation split; the best checkpoint so far is kept."""
+    """Pass@1 on the validation split; the checkpoint is kept where ``favoured``."""
     if stage.validation == 0:
         return None
     tasks = bench.tasks("validation", stage.validation, "validation")
     rate = evaluate(collector.run(bench.specs(tasks, f"validation-{step:04d}"))).overall.rate
     seen = [row["validation"] for row in bench.folder.metrics() if row.get("validation") is not None]
-    if not seen or rate >= max(seen):
+    if favoured(rate, seen, stage.validation):
         save_policy(bench.model, bench.tokenizer_dir, bench.folder.path / "checkpoints" / "best")
     return rate
+
+
+def favoured(rate: float, earlier: Sequence[float], n: int) -> bool:
+    """Whether a checkpoint takes the place of those before it.
+
+    A small split cannot tell neighbours apart, and later checkpoints have learnt from more: the later one wins unless
+    an earlier one was better by more than a standard error (the one-standard-error rule, Breiman et al. 1984).
+
+    Args:
+        rate: Pass rate of the new checkpoint in [0, 1]; NaN never wins.
+        earlier: Pass rates of those before it.
+        n: Tasks that each was tried on.
+    """
+    best = max([rate, *earlier])
+    return rate >= best - math.sqrt(best * (1 - best) / n)
 
 
 def describe_step(row: dict[str, Any], steps: int) -> str:

@@ -130,8 +130,8 @@ def become(argv: list[bytes], env: Sequence[bytes], cwd: bytes, stdio: Sequence[
         os.setsid()
         for target, fd in enumerate(stdio):
             os.dup2(fd, target)
-        for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT, _signal.SIGCHLD):
-            _signal.signal(number, _signal.SIG_DFL)
+        for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
+            _signal.signal(number, _signal.SIG_DFL)  # whatever the owner ignores: a run under nohup ignores SIGHUP
         os.chdir(cwd)
         environment = {}
         for item in env:

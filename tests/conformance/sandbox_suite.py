@@ -154,7 +154,11 @@ class SandboxSuite:
             ignored = await sandbox.exec(["grep", "SigIgn", "/proc/self/status"])
             assert int(ignored.stdout.split()[1], 16) == 0
 
-        self.run(use)
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        try:
+            self.run(use)
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     @pytest.mark.parametrize("argv", [[], ["sh", "a\0b"]])
     def test_commands_that_cannot_be(self, argv: list[str]) -> None:

@@ -24,6 +24,8 @@ class TreeGroupAdvantage(Transform):  # type: ignore[misc]
         scale: ``std`` or ``none`` (Dr.GRPO); see ``functional.group_advantage``.
         baseline: ``mean`` or ``leave_one_out``.
         eps: Added to σ.
+        negative_weight: Factor in [0, 1] on advantages below 0; 1 leaves them as they are. Below 1 the advantages of a
+            group no longer sum to 0.
         group_key: str a rollout; rollouts of equal value form a group.
         reward_key: One number a rollout; not read where the rollout is not scored.
         scored_key: [1] bool a rollout.
@@ -36,6 +38,7 @@ class TreeGroupAdvantage(Transform):  # type: ignore[misc]
         scale: F.Scale = "std",
         baseline: F.Baseline = "mean",
         eps: float = 1e-6,
+        negative_weight: float = 1.0,
         group_key: NestedKey = "query",
         reward_key: NestedKey = ("next", "reward"),
         scored_key: NestedKey = ("next", "scored"),
@@ -46,7 +49,10 @@ class TreeGroupAdvantage(Transform):  # type: ignore[misc]
         F.group_advantage(empty, empty.long(), valid_R=empty.bool(), scale=scale, baseline=baseline, eps=eps)
         self.in_keys = [group_key, reward_key, scored_key]
         self.out_keys = [advantage_key]
+        if not 0.0 <= negative_weight <= 1.0:
+            raise ValueError(f"negative_weight must lie in [0, 1], got {negative_weight}")
         self.scale, self.baseline, self.eps = scale, baseline, eps
+        self.negative_weight = negative_weight
         self.group_key, self.reward_key, self.scored_key = group_key, reward_key, scored_key
         self.advantage_key = advantage_key
 
@@ -68,6 +74,7 @@ class TreeGroupAdvantage(Transform):  # type: ignore[misc]
             baseline=self.baseline,
             eps=self.eps,
         )
-        for td, advantage in zip(tds, found.advantage_R, strict=True):
+        advantage_R = torch.where(found.advantage_R < 0, self.negative_weight * found.advantage_R, found.advantage_R)
+        for td, advantage in zip(tds, advantage_R, strict=True):
             td[self.advantage_key] = advantage.expand_as(td[self.reward_key]).clone()
         return tensordict

@@ -81,7 +81,7 @@ def reinforce(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None
         node_weight=stage.node_weight, normalisation=stage.normalisation, constant=stage.constant,
         temperature=bench.settings.temperature,
     )  # fmt: skip
-    advantage = TreeGroupAdvantage(scale=stage.scale, baseline=stage.baseline)
+    advantage = TreeGroupAdvantage(scale=stage.scale, baseline=stage.baseline, negative_weight=stage.negative_weight)
     optimiser = make_optimizer(
         bench.model, kind=stage.optimiser, lr=stage.lr, weight_decay=stage.weight_decay, betas=stage.betas
     )

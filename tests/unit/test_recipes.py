@@ -41,6 +41,12 @@ def test_bare_steps_are_those_of_the_main_stage() -> None:
         build("quickstart", ["steps=1", "grpo.steps=2"])
 
 
+def test_the_quickstart_keeps_its_own_defaults_when_a_neighbour_is_set() -> None:
+    quickstart, grpo = build("quickstart", ["grpo.lr=1e-5"]), build("grpo", ["grpo.lr=1e-5"])
+    assert isinstance(quickstart, QuickstartConfig) and quickstart.grpo.negative_weight == 0.3
+    assert isinstance(grpo, GRPOConfig) and grpo.grpo.negative_weight == 1.0, "the paper's"
+
+
 def test_lists_are_json() -> None:
     settings = build("quickstart", ["grpo.betas=[0.8, 0.9]", "sft.curriculum=[]"])
     assert isinstance(settings, QuickstartConfig)

@@ -77,6 +77,11 @@ class TestBatch:
         out = TreeGroupAdvantage(scale="none").inv(lazy_stack(tds))
         np.testing.assert_allclose([td["advantage"].item() for td in out.unbind(0)], [0.5, -0.1, -0.5, 0.1], atol=1e-6)
 
+    def test_advantages_below_zero_can_push_less(self) -> None:
+        tds = [tree_td(OTHER, reward=r, query="a") for r in (1.0, 0.0, 0.0, 1.0)]
+        out = TreeGroupAdvantage(eps=0.0, negative_weight=0.25).inv(lazy_stack(tds))
+        np.testing.assert_allclose([td["advantage"].item() for td in out.unbind(0)], [1, -0.25, -0.25, 1], atol=1e-6)
+
     def test_scored_rollout_without_tokens_counts_in_g(self) -> None:
         empty = packed_of_calls([Call([0, 1], [2])], keep=frozenset())
         td = to_training_batch([tree_td(TREE, reward=1, query="q"), tree_td(empty, reward=1, query="q")])
@@ -97,6 +102,8 @@ class TestBatch:
     def test_options_are_checked_at_once(self) -> None:
         with pytest.raises(ValueError, match="baseline"):
             TreeGroupAdvantage(baseline="median")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="negative_weight"):
+            TreeGroupAdvantage(negative_weight=-1.0)
 
 
 class TestRows:

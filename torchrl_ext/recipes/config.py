@@ -77,6 +77,8 @@ class GRPOStage(Settings):
     tis_cap: float | None = Field(2.0, gt=0)
     scale: Literal["std", "none"] = "std"
     baseline: Literal["mean", "leave_one_out"] = "mean"
+    negative_weight: float = Field(1.0, ge=0, le=1)
+    """Factor on advantages below 0; 1 is the paper's."""
     node_weight: Literal["once", "leaf_fraction", "per_leaf", "sqrt"] = "once"
     normalisation: Literal["rollout_mean", "token_mean", "constant"] = "rollout_mean"
     constant: float | None = Field(None, gt=0)
@@ -88,6 +90,13 @@ class GRPOStage(Settings):
         if (self.normalisation == "constant") != (self.constant is not None):
             raise ValueError("constant=NUMBER goes with normalisation=constant, and with it alone")
         return self
+
+
+class FromScratchGRPOStage(GRPOStage):
+    """As above, for a policy made from scratch: what is taken from a wrong answer goes to nonsense as easily as to a
+    better answer, so wrong answers push less."""
+
+    negative_weight: float = Field(0.3, ge=0, le=1)
 
 
 class EvalStage(Settings):
@@ -127,7 +136,7 @@ class QuickstartConfig(RunSettings):
 
     demos: DemosStage = DemosStage()
     sft: SFTStage = SFTStage()
-    grpo: GRPOStage = GRPOStage()
+    grpo: FromScratchGRPOStage = FromScratchGRPOStage()
     eval: EvalStage = EvalStage()
 
 

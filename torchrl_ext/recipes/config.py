@@ -59,7 +59,7 @@ class WholePromptSFTStage(SFTStage):
 class GRPOStage(Settings):
     """Tree GRPO (arXiv:2608.16798, Eq 6 and 7) with token-level truncated importance sampling (Eq 10)."""
 
-    steps: int = Field(15, ge=0)
+    steps: int = Field(13, ge=0)
     tasks: int = Field(14, ge=1)
     """Groups a step."""
     group: int = Field(4, ge=2)
@@ -82,7 +82,7 @@ class GRPOStage(Settings):
     node_weight: Literal["once", "leaf_fraction", "per_leaf", "sqrt"] = "once"
     normalisation: Literal["rollout_mean", "token_mean", "constant"] = "rollout_mean"
     constant: float | None = Field(None, gt=0)
-    validate_every: int = Field(5, ge=1)
+    validate_every: int = Field(7, ge=1)
     """Steps between two looks at the validation split, by which the checkpoint is chosen."""
 
     @model_validator(mode="after")

@@ -238,29 +238,6 @@ def token_share(
     raise ValueError(f"normalisation must be 'rollout_mean', 'token_mean' or 'constant', got {mode!r}")
 
 
-def normalise(
-    values_M: Tensor,
-    weight_M: Tensor,
-    rollout_M: Tensor,
-    n_rollouts: int,
-    mode: Normalisation = "rollout_mean",
-    *,
-    constant: float | None = None,
-    n_tokens: int | None = None,
-) -> Tensor:
-    """Sums token values into one scalar under the denominators of ``token_share``.
-
-    ``rollout_mean`` is Eq 6 of arXiv:2608.16798: ``(1/G) Σᵢ (1/Nᵢ) Σ_{t∈i} w_t v_t``.
-
-    Args:
-        values_M: [M] float.
-
-    The other arguments and the errors are those of ``token_share``.
-    """
-    share_M = token_share(weight_M, rollout_M, n_rollouts, mode, constant=constant, n_tokens=n_tokens)
-    return (values_M * share_M).sum()
-
-
 def kl_k3(log_prob_M: Tensor, ref_log_prob_M: Tensor) -> Tensor:
     """Schulman's K3 estimate of KL(π ‖ π_ref) a token: ``r − log r − 1`` with ``r = π_ref/π``; the KL_t of Eq 6.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from torchrl_ext import functional as F
@@ -114,33 +116,38 @@ def test_node_weights() -> None:
         F.node_weight(n, k, "mean")  # type: ignore[arg-type]
 
 
-class TestNormalise:
+def normalised(values: Tensor, weight: Tensor, *where: Any, **options: Any) -> Tensor:
+    """What the losses sum: each value times its token's share."""
+    return (values * F.token_share(weight, *where, **options)).sum()
+
+
+class TestTokenShare:
     values, weight, rollout = f64(1, 2, 3, 10), f64(1, 1, 2, 1), ints(0, 0, 0, 2)
 
     def test_rollout_mean_counts_empty_rollouts(self) -> None:
-        found = F.normalise(self.values, self.weight, self.rollout, 3)
+        found = normalised(self.values, self.weight, self.rollout, 3)
         assert_close(found, f64(((1 + 2 + 6) / 3 + 0 + 10) / 3)[0], rtol=0, atol=1e-15)
 
     def test_token_mean(self) -> None:
-        found = F.normalise(self.values, self.weight, self.rollout, 3, "token_mean")
+        found = normalised(self.values, self.weight, self.rollout, 3, "token_mean")
         assert_close(found, f64((1 + 2 + 6 + 10) / 4)[0], rtol=0, atol=1e-15)
 
     def test_constant(self) -> None:
-        found = F.normalise(self.values, self.weight, self.rollout, 3, "constant", constant=5)
+        found = normalised(self.values, self.weight, self.rollout, 3, "constant", constant=5)
         assert_close(found, f64((1 + 2 + 6 + 10) / 15)[0], rtol=0, atol=1e-15)
 
     def test_no_tokens(self) -> None:
         nothing = torch.zeros(0)
-        assert F.normalise(nothing, nothing, nothing.long(), 2).item() == 0.0
+        assert normalised(nothing, nothing, nothing.long(), 2).item() == 0.0
 
     def test_errors(self) -> None:
         args = (self.values, self.weight, self.rollout, 3)
         with pytest.raises(ValueError, match="constant"):
-            F.normalise(*args, "constant")
+            normalised(*args, "constant")
         with pytest.raises(ValueError, match="constant"):
-            F.normalise(*args, constant=2.0)
+            normalised(*args, constant=2.0)
         with pytest.raises(ValueError, match="normalisation"):
-            F.normalise(*args, "mean")  # type: ignore[arg-type]
+            normalised(*args, "mean")  # type: ignore[arg-type]
 
 
 def test_k3_and_gap() -> None:

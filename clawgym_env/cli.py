@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -25,6 +27,7 @@ app = typer.Typer(
 harness_app = typer.Typer(no_args_is_help=True, help="Agent harnesses: what there is, what is installed, where.")
 app.add_typer(harness_app, name="harness")
 out = Console(highlight=False, markup=False)  # what is shown may hold brackets: paths, messages, '.[train]'
+WIDE = 240  # columns of a table that goes into a file or another program
 err = Console(stderr=True, highlight=False, markup=False)
 
 
@@ -149,40 +152,45 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 
 @app.command()
 @_guarded
-def doctor() -> None:
-    """Say what works on this machine and what is missing."""
-    from clawgym_env.harnesses import HARNESSES, get_harness
-    from clawgym_env.sandboxes import BACKENDS, get_backend
+def doctor(
+    model: Annotated[
+        Path | None, typer.Option(help="look at a model's chat format: model folder, run folder or tokenizer.json")
+    ] = None,
+    family: Annotated[str, typer.Option(help="chat family, as the renderers library names it")] = "qwen3",
+    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+) -> None:
+    """Say what works on this machine and what is missing; exit with 1 where something failed."""
+    from clawgym_env.doctor import check_machine, check_model
 
-    table = Table("part", "state", Column("detail", overflow="fold"), box=None)
-    for name in BACKENDS:
-        found = get_backend(name).probe()
-        table.add_row(f"sandbox {name}", "ok" if found.available else "missing", found.detail)
-    for name in HARNESSES:
-        try:
-            get_harness(name).mounts()
-            table.add_row(f"harness {name}", "ok", "")
-        except ClawGymError as error:
-            table.add_row(f"harness {name}", "missing", str(error))
-    out.print(table)
+    checks = list(check_machine() if model is None else check_model(model, family))
+    if as_json:
+        out.print(json.dumps([asdict(check) for check in checks], indent=2), soft_wrap=True)
+    else:
+        table = Table("check", "state", Column("detail", overflow="fold"), box=None)
+        colours = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+        for check in checks:
+            detail = f"{check.detail}\n-> {check.advice}" if check.advice else check.detail
+            table.add_row(Text(check.name), Text(check.state, style=colours[check.state]), Text(detail))
+        out.print(table)
+    if any(check.state == "failed" for check in checks):
+        raise typer.Exit(1)
 
 
 @harness_app.command("list")
 @_guarded
 def harness_list() -> None:
-    """List harnesses with version, licence, wires and size."""
+    """List harnesses with version, licence, wires, size, and whether they are installed."""
     from clawgym_env.harnesses import HARNESSES, get_harness
-    from clawgym_env.harnesses.install import installed
+    from clawgym_env.harnesses.install import state
 
-    table = Table(
-        "name", "title", "version", "licence", "wires", "size", Column("installed", overflow="fold"), box=None
-    )
+    folded = [Column(name, overflow="fold") for name in ("licence", "wires", "size", "installed")]
+    table = Table("name", "title", "version", *folded, box=None)
     for name in HARNESSES:
         info = get_harness(name).info
-        place = "built in" if not info.install_mb else str(installed(name) or "no")
+        place = state(name) if info.install_mb else "built in"
         size = f"{info.install_mb} MB" if info.install_mb else "-"
         table.add_row(name, info.title, info.version or "-", info.licence, ", ".join(info.wires), size, place)
-    out.print(table)
+    out.print(table, width=None if out.is_terminal else WIDE)
 
 
 @harness_app.command("install")

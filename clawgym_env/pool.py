@@ -7,12 +7,13 @@ on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from clawgym_env.engines.base import Engine
 from clawgym_env.proxy.app import Proxy
 from clawgym_env.proxy.server import ProxyServer
+from clawgym_env.proxy.session import FrozenModel
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutRunner, RolloutSettings, RolloutSpec
 from clawgym_env.sandboxes.base import Backend
@@ -54,9 +55,14 @@ class RolloutPool:
 
 @asynccontextmanager
 async def open_runner(
-    engine: Engine, renderer: ChatRenderer, backend: Backend, settings: RolloutSettings | None = None
+    engine: Engine,
+    renderer: ChatRenderer,
+    backend: Backend,
+    settings: RolloutSettings | None = None,
+    *,
+    frozen: Mapping[str, FrozenModel] | None = None,
 ) -> AsyncIterator[RolloutRunner]:
-    """A runner with a proxy of its own, closed on exit; the engine stays the caller's."""
+    """A runner with a proxy of its own, closed on exit; the engines stay the caller's."""
     proxy = Proxy()
     async with ProxyServer(proxy) as server:
-        yield RolloutRunner(proxy, server, backend, engine, renderer, settings or RolloutSettings())
+        yield RolloutRunner(proxy, server, backend, engine, renderer, settings or RolloutSettings(), frozen or {})

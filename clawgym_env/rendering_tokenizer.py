@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from clawgym_env.errors import ConfigError
 
 #: Folder of the small tokenizer that comes with the package.
 SHIPPED_TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
+
+#: Characters of the longest text whose ids are kept.
+LONGEST_REMEMBERED = 64
 
 
 def _scalar_text(text: str) -> str:
@@ -59,6 +63,7 @@ class FastTokenizer:
         self.eos_token_id = self._known_id(eos_token)
         self.pad_token_id = self._known_id(pad_token)
         self.unk_token_id = self._known_id(unknown)
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
 
     def _known_id(self, token: str | None) -> int | None:
         if token is None:
@@ -77,12 +82,14 @@ class FastTokenizer:
         """Number of entries, special tokens included."""
         return len(self)
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        return self._tokenizer.encode(_scalar_text(text), add_special_tokens=add_special_tokens)
-
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text; markup that spells a special token becomes that token."""
-        return list(self._encoding(text, add_special_tokens).ids)
+        """Token ids of a text; markup that spells a special token becomes that token.
+
+        Other threads run meanwhile.
+        """
+        # Of the library's calls, only those on batches let other threads run.
+        (encoding,) = self._tokenizer.encode_batch_fast([_scalar_text(text)], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Text of one id or several; other keywords of transformers' ``decode`` have no effect here."""
@@ -94,6 +101,10 @@ class FastTokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return self.unk_token_id if found is None else found
 
+    def is_added(self, token_id: int) -> bool:
+        """Whether a token stands outside of the model's own vocabulary, as the marks of a chat format do."""
+        return token_id in self._added
+
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
         """Id of a token, or the ids of several."""
         return self.token_to_id(tokens) if isinstance(tokens, str) else [self.token_to_id(token) for token in tokens]
@@ -102,11 +113,38 @@ class FastTokenizer:
         self, text: str, *, add_special_tokens: bool = False, return_offsets_mapping: bool = False
     ) -> Mapping[str, Any]:
         """Token ids of a text under ``input_ids`` and, if asked, [start, end) characters under ``offset_mapping``."""
-        encoding = self._encoding(text, add_special_tokens)
+        encoding = self._tokenizer.encode(_scalar_text(text), add_special_tokens=add_special_tokens)
         out: dict[str, Any] = {"input_ids": list(encoding.ids)}
         if return_offsets_mapping:
             out["offset_mapping"] = list(encoding.offsets)
         return out
+
+    def for_ids(self) -> FastTokenizer:
+        """This tokenizer without character offsets, for callers that want ids alone: long texts take half the time."""
+        return _WithoutOffsets(
+            self._tokenizer, name_or_path=self.name_or_path, eos_token=self.eos_token, pad_token=self.pad_token
+        )
+
+
+class _WithoutOffsets(FastTokenizer):
+    """All offsets are 0 (left out, renderers would look for them by decoding token by token); markup is remembered."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._remembered = lru_cache(maxsize=1024)(super().encode)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text; templates encode the same few words at every turn."""
+        if len(text) > LONGEST_REMEMBERED:
+            return super().encode(text, add_special_tokens)
+        return list(self._remembered(text, add_special_tokens))
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = False, return_offsets_mapping: bool = False
+    ) -> Mapping[str, Any]:
+        """Token ids of a text under ``input_ids``."""
+        ids = self.encode(text, add_special_tokens)
+        return {"input_ids": ids, "offset_mapping": [(0, 0)] * len(ids)}
 
 
 def _token_text(setting: Any) -> str | None:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from clawgym_env.engines.base import Engine
 from clawgym_env.errors import SandboxError, VerifierError
 from clawgym_env.harnesses.base import Harness, LaunchContext
 from clawgym_env.proxy.app import Proxy
+from clawgym_env.proxy.classify import CallFacts, classify
 from clawgym_env.proxy.server import ProxyServer
-from clawgym_env.proxy.session import Budget, CallRecord, Session
+from clawgym_env.proxy.session import Budget, CallRecord, FrozenModel, SamplingPolicy, Session
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.sandboxes.base import Backend, ExecResult, Limits, Sandbox, SandboxSpec
 from clawgym_env.tasks.base import Snapshot, Task
+from clawgym_env.tree.filters import Filters, Kept
+from clawgym_env.tree.filters import apply as apply_filters
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.pack import PackedTree, pack
 from clawgym_env.tree.prefix_tree import PrefixTree
@@ -41,6 +44,10 @@ class RolloutSettings:
         verify_timeout_s: Wall time of the verifier: a budget of its own.
         settle_timeout_s: Longest wait, after the harness ended, for calls that are still pending.
         grace_s: Time a harness gets to end by itself once its budget is met.
+        sampling_policy: ``override``: ``sampling`` holds whatever the harness asks for; ``honour``: what it asks for
+            takes its place, field by field. The token limit is the lower of the two either way.
+        call_timeout_s: Longest time that one answer of the policy may take.
+        filters: Which calls of a rollout train.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -49,7 +56,10 @@ class RolloutSettings:
     verify_timeout_s: float = 60.0
     settle_timeout_s: float = 5.0
     grace_s: float = 2.0
+    sampling_policy: SamplingPolicy = "override"
+    call_timeout_s: float = 600.0
     limits: Limits = field(default_factory=Limits)
+    filters: Filters = field(default_factory=Filters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +85,9 @@ class Rollout:
     Attributes:
         reward: ``None`` unless ``status.scored``.
         detail: One line for a person: why it failed, or what the verifier noted.
+        records: Its calls, with what they were for.
         seconds: Wall time by phase.
+        kept: Calls that train; ``None`` where no filter was applied.
     """
 
     id: str
@@ -91,15 +103,24 @@ class Rollout:
     ledger: Ledger
     records: list[CallRecord]
     seconds: dict[str, float]
+    kept: Kept | None = None
 
     def packed(self) -> PackedTree:
         """The tree as depth-first arrays; nothing is trainable in a rollout without a score."""
-        return pack(self.tree, keep_calls=None if self.status.scored else frozenset())
+        if not self.status.scored:
+            return pack(self.tree, keep_calls=frozenset())
+        if self.kept is None:
+            return pack(self.tree)
+        return pack(self.tree, keep_calls=self.kept.calls, credit=self.kept.credit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutRunner:
-    """Runs rollouts of one engine behind one proxy."""
+    """Runs rollouts of one engine behind one proxy.
+
+    Attributes:
+        frozen: Model names (shell patterns) -> models that answer them in the policy's place; theirs to close.
+    """
 
     proxy: Proxy
     server: ProxyServer
@@ -107,12 +128,24 @@ class RolloutRunner:
     engine: Engine
     renderer: ChatRenderer
     settings: RolloutSettings = field(default_factory=RolloutSettings)
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
 
     async def run(self, spec: RolloutSpec) -> Rollout:
         """Runs one rollout to its record; raises only when cancelled or misconfigured."""
         clock = _Clock()
         settings = self.settings
-        session = Session(spec.id, self.engine, self.renderer, settings.sampling, settings.budget, seed=spec.seed)
+        session = Session(
+            spec.id,
+            self.engine,
+            self.renderer,
+            settings.sampling,
+            settings.budget,
+            seed=spec.seed,
+            sampling_policy=settings.sampling_policy,
+            frozen=self.frozen,
+            call_timeout_s=settings.call_timeout_s,
+            dialect=spec.harness.info.dialect,
+        )
         snapshot: Snapshot = {}
         mounts = spec.harness.mounts()
         try:
@@ -129,12 +162,18 @@ class RolloutRunner:
         if status.scored:
             status, reward, detail = await self._verify(spec, snapshot, status, detail)
         clock.mark("verify")
-        if not status.scored:
+        records = _labelled(session.records)
+        kept = None
+        if status.scored:
+            kept = apply_filters(session.tree, [r.call for r in records], session.continued, settings.filters)
+            for reason, tokens in kept.dropped.items():
+                session.ledger.drop(reason, tokens)
+        else:
             session.ledger.drop(f"rollout {status}", session.ledger.trained)
         task = spec.task
         return Rollout(
             spec.id, task.id, task.suite, task.family, spec.harness.info.name, spec.group, status, reward, detail,
-            session.tree, session.ledger, session.records, clock.seconds,
+            session.tree, session.ledger, records, clock.seconds, kept,
         )  # fmt: skip
 
     async def _drive(self, spec: RolloutSpec, session: Session, box: Sandbox) -> tuple[Status, str]:
@@ -157,7 +196,7 @@ class RolloutRunner:
         context = LaunchContext(
             instruction=spec.task.instruction,
             base_url=f"{box.base_url}/rollout/{spec.id}",
-            api_key="clawgym",
+            api_key=session.key,
             model=MODEL_NAME,
             max_context=self.engine.max_context,
             max_tokens=settings.sampling.max_tokens,
@@ -210,6 +249,15 @@ class RolloutRunner:
         except Exception as error:
             return Status.VERIFIER_ERROR, None, f"the verifier failed: {type(error).__name__}: {error}"
         return status, reward, detail or reward.note
+
+
+def _labelled(records: Sequence[CallRecord]) -> list[CallRecord]:
+    """The records of a settled rollout with what each call was for."""
+    facts = [CallFacts(r.call.call_id, r.parent, r.messages, r.reply, r.tools, r.answers, r.hints) for r in records]
+    return [
+        replace(record, call=replace(record.call, **asdict(label)))
+        for record, label in zip(records, classify(facts), strict=True)
+    ]
 
 
 def _check(reward: Reward) -> None:

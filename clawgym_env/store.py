@@ -45,6 +45,8 @@ _ON_DISK = {
     "call": np.int32,
     "n_leaves": np.int32,
 }
+#: Written only where some token's is not 1; older files have none.
+_CREDIT = "credit"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +126,8 @@ class RunFolder:
             packed = rollout.packed()
             for key, kind in _ON_DISK.items():
                 arrays[f"{rollout.id}/{key}"] = getattr(packed, key).astype(kind)
+            if (packed.credit != 1).any():
+                arrays[f"{rollout.id}/{_CREDIT}"] = packed.credit
             lines.append(orjson.dumps(_record(rollout), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         beside = self.path / "rollouts" / f".{name}.npz"
         with beside.open("wb") as out:
@@ -141,8 +145,9 @@ class RunFolder:
         with np.load(folder / f"{name}.npz") as arrays:
             for line in (folder / f"{name}.jsonl").read_bytes().splitlines():
                 data = orjson.loads(line)
-                packed = PackedTree(**{key: _widen(arrays[f"{data['id']}/{key}"]) for key in _ON_DISK})
-                yield _stored(data, packed)
+                found: dict[str, Any] = {key: _widen(arrays[f"{data['id']}/{key}"]) for key in _ON_DISK}
+                credit = arrays.get(f"{data['id']}/{_CREDIT}", np.ones(len(found["tokens"]), dtype=np.float32))
+                yield _stored(data, PackedTree(**found, credit=credit))
 
 
 def write_whole(path: Path, data: bytes) -> None:

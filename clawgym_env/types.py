@@ -49,11 +49,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that the harness offers; ``parameters`` is a JSON schema."""
+    """A tool that the harness offers.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        free_text: The harness takes one text rather than an object: the model is offered one string argument, ``input``.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    free_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,10 @@ class ChatRequest:
     """What a harness asked for, in no wire's terms.
 
     Attributes:
-        sampling: What the harness requested; fields it left out are ``None``.
+        temperature: This and what follows up to ``seed`` is the sampling that the harness asked for; ``None`` where it
+            left it out.
+        stop: Texts that end the answer and are not part of it.
+        wants: What the answer should hold besides the message, in the wire's own words.
         extra: Harmless request fields that were recorded and not acted on.
     """
 
@@ -104,8 +113,11 @@ class ChatRequest:
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
     stream: bool = False
-    include_usage: bool = False
+    wants: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -142,12 +154,20 @@ CallKind = Literal["main", "subagent", "compaction", "side"]
 class ModelCall:
     """Facts of one committed call; its tokens are in the prefix tree and nowhere else.
 
+    What follows ``sampling`` is known once the rollout has settled (``clawgym_env.proxy.classify``).
+
     Attributes:
         call_id: 0, 1, ... in order of commitment.
         prompt_tokens: Tokens the engine was given.
         sampled_tokens: Tokens it sampled.
         cached_tokens: Prompt tokens whose KV was reused.
         sampling: What was in force, after every limit.
+        continues: The latest call whose answer the request carried on, re-rendered or not.
+        kind: What the call is for.
+        agent: Whose conversation it belongs to: ``main``, or a sub-agent's name.
+        segment: Counts the agent's rewrites of its history (compaction, restart) from 0.
+        spawned_by: The call that made the harness begin this conversation, where it has one.
+        confidence: That kind and agent are right: 1 where the harness said so, less where they are guessed.
     """
 
     call_id: int
@@ -156,7 +176,12 @@ class ModelCall:
     cached_tokens: int
     finish_reason: FinishReason
     sampling: Sampling
+    continues: int | None = None
     kind: CallKind = "main"
+    agent: str = "main"
+    segment: int = 0
+    spawned_by: int | None = None
+    confidence: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

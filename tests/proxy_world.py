@@ -123,11 +123,17 @@ async def world(
         yield World(proxy, server, session, client, http, engine, prompts)
 
 
-def run(scenario: Callable[[World], Awaitable[None]], answers: list[TokenArray] | Engine, **settings: Any) -> Session:
+def run(
+    scenario: Callable[[World], Awaitable[None]],
+    answers: list[TokenArray] | Engine,
+    *,
+    limit_s: float = 60.0,
+    **settings: Any,
+) -> Session:
     """Runs a scenario against a fresh world; returns its session."""
 
     async def main() -> Session:
-        async with asyncio.timeout(30), world(answers, **settings) as it:
+        async with asyncio.timeout(limit_s), world(answers, **settings) as it:
             await scenario(it)
         return it.session
 

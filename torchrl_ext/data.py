@@ -102,7 +102,7 @@ def packed_of(td: TensorDictBase) -> PackedTree:
 def rows_of(
     rollouts: Sequence[TensorDictBase] | TensorDictBase, kind: Literal["call", "path"] = "call"
 ) -> TensorDictBase:
-    """Rows for stock TorchRL losses, of every scored rollout of a batch: a ``postproc`` for the collector.
+    """Rows for stock TorchRL losses, of every scored rollout that trains: a ``postproc`` for the collector.
 
     Args:
         rollouts: TensorDicts of ``tree_td``, or their lazy stack.
@@ -112,13 +112,13 @@ def rows_of(
         1-D lazy stack; the rows of a rollout follow each other and end with the one that is done.
 
     Raises:
-        ValueError: no rollout of the batch is scored.
+        ValueError: no rollout of the batch is scored and trains.
     """
     make = {"call": call_rows, "path": path_rows}[kind]
     tds = list(rollouts.unbind(0)) if isinstance(rollouts, TensorDictBase) else list(rollouts)
     rows: list[TensorDictBase] = []
     for k, td in enumerate(tds):
-        if not bool(td["next", "scored"]):
+        if not bool(td["next", "scored"]) or not bool(td["tree", "trainable"].any()):
             continue
         given = td.get("advantage", None)
         advantage = None if given is None else float(given.reshape(()))
@@ -126,7 +126,7 @@ def rows_of(
         made = make(packed_of(td), reward=reward, query=td["query"], advantage=advantage, rollout=k)
         rows.extend(made.unbind(0))
     if not rows:
-        raise ValueError("no rollout of this batch is scored: there is nothing to make rows of")
+        raise ValueError("no rollout of this batch is scored and trains: there is nothing to make rows of")
     return lazy_stack(rows)
 
 
@@ -144,7 +144,7 @@ def to_training_batch(
     |---|---|
     | ``"token"`` | int64 |
     | ``"token_log_prob"`` | float32, log μ of sampled tokens; NaN elsewhere |
-    | ``"advantage"`` | float32, 0 at tokens that several rollouts share; absent where the rollouts have none |
+    | ``"advantage"`` | float32, its rollout's times its credit; 0 where shared; absent where the rollouts have none |
     | ``"policy_version"`` | int64, -1 where not sampled |
     | ``("masks", "all_assistant_mask")`` | bool, the tokens that train |
     | ``("tree", "parent" / "depth" / "subtree_end")`` | int64, positions in this batch |
@@ -195,7 +195,7 @@ def to_training_batch(
     )
     advantage = _advantages(tds, scored)
     if advantage is not None:
-        batch["advantage"] = _per_token(advantage, merged)
+        batch["advantage"] = _per_token(advantage, merged) * torch.from_numpy(merged.credit)
     return batch
 
 

@@ -37,6 +37,7 @@ class MergedTree:
         versions: [N] int64; -1 where not sampled.
         call: [N] int64, call id within its rollout; -1 where not sampled.
         n_leaves: [N] int64, retained leaves at or below the token, over all rollouts that hold it.
+        credit: [N] float32, multiplies the token's advantage.
         index_of: For each tree [N_i] int64: where its tokens lie in this forest.
     """
 
@@ -51,6 +52,7 @@ class MergedTree:
     versions: TokenArray
     call: TokenArray
     n_leaves: TokenArray
+    credit: FloatArray
     index_of: list[TokenArray]
 
     def __len__(self) -> int:
@@ -96,6 +98,7 @@ def prune(packed: PackedTree) -> tuple[PackedTree, TokenArray]:
             versions=packed.versions[kept],
             call=packed.call[kept],
             n_leaves=packed.n_leaves[kept],
+            credit=packed.credit[kept],
         ),
         kept,
     )
@@ -226,6 +229,7 @@ def _empty(total: int, sizes: Sequence[int]) -> MergedTree:
         versions=np.full(total, -1, dtype=np.int64),
         call=np.full(total, -1, dtype=np.int64),
         n_leaves=np.zeros(total, dtype=np.int64),
+        credit=np.ones(total, dtype=np.float32),
         index_of=[np.empty(size, dtype=np.int64) for size in sizes],
     )
 
@@ -248,7 +252,7 @@ def _place_run(out: MergedTree, run: _Run, at: int, above: int, trees: Sequence[
 def _place_block(out: MergedTree, tree: PackedTree, k: int, source: slice, at: int, above: int) -> None:
     shift = at - source.start
     here = slice(at, source.stop + shift)
-    for name in ("tokens", "depth", "sampled", "trainable", "log_probs", "versions", "call", "n_leaves"):
+    for name in ("tokens", "depth", "sampled", "trainable", "log_probs", "versions", "call", "n_leaves", "credit"):
         getattr(out, name)[here] = getattr(tree, name)[source]
     out.parent[here] = tree.parent[source] + shift
     out.parent[at] = above

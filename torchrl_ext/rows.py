@@ -51,7 +51,7 @@ def call_rows(
         packed: The rollout's tree.
         reward: The rollout's score.
         query: The prompt group's key, ``MCAdvantage``'s ``prompt_key``.
-        advantage: Written to every row where given.
+        advantage: Written to every row, times the call's credit, where given.
         rollout: Written to ``("tree", "rollout")``.
 
     Returns:
@@ -95,7 +95,8 @@ def path_rows(
     Args:
         node_weight: ``once`` unmasks a token that several paths share in the first of them only; ``per_leaf`` in all.
 
-    The other arguments and the errors are those of ``call_rows``.
+    The other arguments and the errors are those of ``call_rows``; moreover a ``ValueError`` where an advantage is given
+    and one path holds calls of unequal credit: a row has one advantage.
     """
     below = np.concatenate([[0], np.cumsum(packed.trainable)])
     seen = np.zeros(len(packed), dtype=np.bool_)
@@ -145,9 +146,16 @@ def _stack(
             }
         )
         if advantage is not None:
-            td["advantage"] = torch.full((1, 1), float(advantage))
+            td["advantage"] = torch.full((1, 1), float(advantage) * _credit(packed, row))
         out.append(td)
     return lazy_stack(out)
+
+
+def _credit(packed: PackedTree, row: _Row) -> float:
+    found = np.unique(packed.credit[row.index[row.train]])
+    if len(found) > 1:
+        raise ValueError(f"calls of one path have unequal credit ({found.tolist()}): make call rows of this rollout")
+    return float(found[0])
 
 
 def _row_td(packed: PackedTree, row: _Row, *, query: str) -> TensorDict:

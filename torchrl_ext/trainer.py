@@ -66,7 +66,7 @@ def _training_rows(source: RunFolder, prefix: str, min_score: float | None) -> l
     rows: list[TensorDictBase] = [
         tree_td(r.packed, reward=r.reward.score, query=r.group, status=r.status)
         for r in stored
-        if r.reward is not None and (min_score is None or r.reward.score >= min_score)
+        if r.reward is not None and (min_score is None or r.reward.score >= min_score) and r.packed.trainable.any()
     ]
     if not rows:
         raise ConfigError(f"{source.path} holds no scored rollouts named {prefix}* with score >= {min_score}")
@@ -126,7 +126,7 @@ def _grpo_update(
     scored = [bool(td["next", "scored"]) for td in batch.unbind(0)]
     useful = []
     for td, ok, rollout in zip(batch.unbind(0), scored, rollouts, strict=True):
-        if ok and float(td["advantage"].abs().max()) > 0:
+        if ok and float(td["advantage"].abs().max()) > 0 and bool(td["tree", "trainable"].any()):
             useful.append(td)
         elif ok:
             rollout.ledger.drop("group without variance", rollout.ledger.trained)

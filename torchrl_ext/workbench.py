@@ -25,6 +25,7 @@ from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
 from clawgym_env.store import RunFolder
 from clawgym_env.tasks.base import Split, Task
+from clawgym_env.tree.filters import Filters
 from clawgym_env.tree.ledger import total
 from clawgym_env.types import Budget, Sampling
 from clawgym_env.world import World
@@ -67,6 +68,7 @@ class Workbench:
             sampling=Sampling(temperature=s.temperature, max_tokens=s.max_tokens),
             budget=Budget(max_calls=s.max_calls),
             timeout_s=s.timeout_s,
+            filters=Filters(**s.filters.model_dump()),
         )
         collector = TreeCollector(
             engine,

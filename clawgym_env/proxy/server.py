@@ -26,7 +26,14 @@ class ProxyServer:
 
     def __init__(self, proxy: Proxy) -> None:
         self._config = uvicorn.Config(
-            proxy.app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=600, ws="none"
+            proxy.app,
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            lifespan="off",
+            timeout_keep_alive=600,
+            ws="none",
         )
         self._state = uvicorn.Server(self._config).server_state
         self._servers: dict[str, asyncio.Server] = {}

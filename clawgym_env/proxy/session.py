@@ -5,6 +5,8 @@ Invariants:
     2. The history of a continued call is grafted id for id; text never becomes tokens twice.
     3. Budgets bound calls and sampled tokens; a call beyond one is refused and sets ``exhausted``. Calls that are
        pending at once may each use the tokens that were left when they began.
+    4. A request that repeats one whose answer has not arrived gets that answer (:mod:`clawgym_env.proxy.attempts`), and
+       counts once.
 """
 
 from __future__ import annotations
@@ -12,33 +14,102 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 
+from clawgym_env.dialect import Dialect, Hints
 from clawgym_env.engines.base import Engine, EngineRequest
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError
+from clawgym_env.proxy.attempts import Attempt, Attempts, Question
+from clawgym_env.proxy.echoes import mint
 from clawgym_env.proxy.matching import History, Proposal
-from clawgym_env.rendering import ChatRenderer
+from clawgym_env.rendering import ChatRenderer, off_loop
+from clawgym_env.rendering_messages import linked
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.prefix_tree import PrefixTree
 from clawgym_env.types import Budget as Budget
-from clawgym_env.types import ChatRequest, Generation, Message, ModelCall, Sampling, TokenArray
+from clawgym_env.types import ChatRequest, Generation, Message, ModelCall, Sampling, TokenArray, ToolCall
+
+SamplingPolicy = Literal["override", "honour"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenModel:
+    """A model beside the policy that a harness may ask for by name: what it says is context, never training data."""
+
+    engine: Engine
+    renderer: ChatRenderer
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rendered:
+    """A request as the engine will see it.
+
+    Attributes:
+        anew: Why the history that it continues could not be kept, where that is so.
+    """
+
+    proposal: Proposal
+    prompt_ids: TokenArray
+    frozen: FrozenModel | None = None
+    anew: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """A request that will be answered: rendered, within the budget and the context.
+
+    Attributes:
+        request: With its messages as the policy is to see them.
+        anew: Why the history that it continues was rendered again, where that is so.
+        frozen: The model that answers in the policy's place.
+        earlier: The attempt whose answer this gets, where it was asked before.
+    """
+
+    request: ChatRequest
+    question: Question
+    hints: Hints
+    prompt_ids: TokenArray
+    sampling: Sampling
+    proposal: Proposal
+    anew: str | None
+    frozen: FrozenModel | None
+    earlier: Attempt[Draft] | None
+    started_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """An answer that is sampled and parsed but not yet committed; ``number`` counts calls from 1 as they came."""
+    """An answer that is sampled and parsed but not yet committed.
+
+    Attributes:
+        number: Counts calls from 1 as they were admitted to the engine.
+        stop_text: The request's stop sequence that ended the answer, where one did.
+    """
 
     number: int
-    request: ChatRequest
-    prompt_ids: TokenArray
+    admitted: Admitted
     generation: Generation
-    sampling: Sampling
     reply: Message
-    proposal: Proposal
+    stop_text: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenCall:
+    """A call that a frozen model answered; its tokens are in no tree."""
+
+    model: str
+    reply: Message
+    prompt_tokens: int
+    sampled_tokens: int
     started_s: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +121,8 @@ class CallRecord:
         messages: The messages that are new since the parent's answer (all of them without a parent).
         tools: Names of the tools that were offered.
         started_s: Seconds since the session began; ``seconds`` is how long the answer took.
+        answers: Calls whose answers appear among ``messages``, in order.
+        hints: What the request's headers said.
     """
 
     call: ModelCall
@@ -59,6 +132,8 @@ class CallRecord:
     tools: tuple[str, ...]
     started_s: float
     seconds: float
+    answers: tuple[int, ...] = ()
+    hints: Hints = field(default_factory=Hints)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +141,15 @@ class Session:
     """See the module's invariants.
 
     Attributes:
-        sampling: How answers are drawn; overrides what the harness asks for, except that its token limit is kept.
+        sampling: How answers are drawn.
+        sampling_policy: ``override``: what the harness asks for counts only where it lowers the token limit.
+            ``honour``: it takes the place of ``sampling``, field by field.
+        frozen: Model names (shell patterns) -> models that answer them; every other name is the policy.
+        call_timeout_s: Longest time that one answer may take.
+        dialect: How the rollout's harness speaks.
+        key: API key that names this rollout where the path does not.
         seed: Seeds every generation of this rollout by prompt and repetition, whatever the order of arrival; ``None``
             leaves sampling unseeded.
-        in_flight: Calls that are neither committed nor aborted.
         served: Calls that reached the engine.
         exhausted: Set when a call was refused because a budget is met.
         failed: Set when the engine failed; ``failure`` says why.
@@ -81,141 +161,279 @@ class Session:
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)
     seed: int | None = None
+    sampling_policy: SamplingPolicy = "override"
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+    call_timeout_s: float = 600.0
+    dialect: Dialect = field(default_factory=Dialect)
     tree: PrefixTree = field(default_factory=PrefixTree)
     ledger: Ledger = field(default_factory=Ledger)
     records: list[CallRecord] = field(default_factory=list)
-    in_flight: int = 0
+    frozen_calls: list[FrozenCall] = field(default_factory=list)
     served: int = 0
     failure: str | None = None
     exhausted: asyncio.Event = field(default_factory=asyncio.Event)
     failed: asyncio.Event = field(default_factory=asyncio.Event)
-    _history: History = field(default_factory=History)
+    _history: History = field(init=False)
+    _attempts: Attempts[Draft] = field(init=False)
     _repeats: Counter[bytes] = field(default_factory=Counter)
     _began: float = field(default_factory=time.monotonic)
 
-    async def draft(self, request: ChatRequest) -> Draft:
-        """Samples and parses an answer.
+    def __post_init__(self) -> None:
+        self._history = History(self.dialect)
+        self._attempts = Attempts(self._discard)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are neither committed nor aborted."""
+        return self._attempts.in_flight
+
+    @property
+    def continued(self) -> frozenset[int]:
+        """Calls whose answers a later call's request told, whether or not its tokens extend theirs."""
+        return frozenset(self._history.continued)
+
+    @property
+    def key(self) -> str:
+        """The API key that names this rollout."""
+        return f"clawgym-{self.rollout_id}"
+
+    def context_of(self, model: str) -> int:
+        """Tokens that one call to a model may hold."""
+        frozen = self._frozen(model)
+        return (self.engine if frozen is None else frozen.engine).max_context
+
+    async def count(self, request: ChatRequest) -> int:
+        """Prompt tokens that a request would be served with."""
+        return len((await self._render(request)).prompt_ids)
+
+    async def admit(self, request: ChatRequest, headers: Mapping[str, str]) -> Admitted:
+        """Everything that can refuse a request without sampling.
+
+        Args:
+            headers: Of the HTTP request, names in lower case.
 
         Raises:
             BudgetExhausted: the rollout may make no more calls.
             ContextOverflow: the prompt leaves no room for an answer.
+            RenderingError: no template holds the messages.
+        """
+        started = time.monotonic()
+        question, hints = Question(request), self.dialect.hints(headers)
+        earlier = self._attempts.find(question, retry=hints.retry)
+        if earlier is None:
+            self._check_budget()
+        rendered = await self._render(request)
+        proposal, prompt, frozen = rendered.proposal, rendered.prompt_ids, rendered.frozen
+        engine = self.engine if frozen is None else frozen.engine
+        room = engine.max_context - len(prompt)
+        if room < 1:
+            raise ContextOverflow(len(prompt), engine.max_context)
+        base = self.sampling if frozen is None else frozen.sampling
+        wanted = _requested(base, request) if self.sampling_policy == "honour" or frozen is not None else base
+        left = room if frozen is not None else max(1, self.budget.max_tokens - self.ledger.captured)
+        sampling = replace(wanted, max_tokens=min(base.max_tokens, room, left, request.max_tokens or room))
+        if proposal.messages is not request.messages:
+            request = replace(request, messages=proposal.messages)
+        return Admitted(
+            request, question, hints, prompt, sampling, proposal, rendered.anew, frozen, earlier, started
+        )
+
+    async def draft(self, admitted: Admitted) -> Draft:
+        """Samples and parses an answer; to be followed by one ``commit`` or ``abort``.
+
+        Raises:
+            BudgetExhausted: requests that were admitted meanwhile have used it up.
             EngineError: the engine failed.
         """
-        left = self._tokens_left()
-        started = time.monotonic()
-        proposal = self._history.propose(request.tools, request.messages)
-        prompt = self._graft(request, proposal)
-        if prompt is None:
-            proposal = replace(proposal, parent=None, shared=0, tolerated=frozenset())
-            prompt = self.renderer.prompt(request.messages, request.tools)
-        room = self.engine.max_context - len(prompt)
-        if room < 1:
-            raise ContextOverflow(len(prompt), self.engine.max_context)
-        limit = min(self.sampling.max_tokens, room, left, request.max_tokens or room)
-        sampling = replace(self.sampling, max_tokens=limit, seed=self._call_seed(prompt))
-        self.in_flight += 1
-        self.served += 1
-        number = self.served
-        try:
-            generation = await self._generate(
-                EngineRequest(prompt, sampling, self.renderer.stop_token_ids, request, self.rollout_id)
-            )
-            reply = _identify(self.renderer.parse(generation.token_ids, prompt, request.tools), number)
-        except BaseException:
-            self.in_flight -= 1
-            raise
-        return Draft(number, request, prompt, generation, sampling, reply, proposal, started)
+        earlier = admitted.earlier
+        if earlier is None or earlier.over:
+            earlier = self._attempts.find(admitted.question, retry=admitted.hints.retry)
+        if earlier is None:
+            self._check_budget()
+            self.served += 1
+            sampling = self._sample(admitted, self.served)
+            return await self._attempts.join(self._attempts.begin(admitted.question, sampling))
+        first = await self._attempts.join(earlier)
+        self.ledger.note("retry answered by the first attempt's answer")
+        return replace(first, admitted=replace(first.admitted, request=admitted.request))
 
-    def commit(self, draft: Draft) -> ModelCall:
-        """Makes a draft part of the rollout; called before its terminal event is sent."""
-        self.in_flight -= 1
-        request, generation, proposal = draft.request, draft.generation, draft.proposal
+    def commit(self, draft: Draft) -> None:
+        """Makes a draft part of the rollout, where nobody did before; called before its terminal event is sent."""
+        self._attempts.commit(draft, lambda: self._record(draft))
+
+    def abort(self, draft: Draft) -> None:
+        """The answer cannot reach the harness whole: nothing is committed, unless the same answer reaches a retry."""
+        self._attempts.abort(draft)
+
+    async def _sample(self, admitted: Admitted, number: int) -> Draft:
+        request, prompt, frozen = admitted.request, admitted.prompt_ids, admitted.frozen
+        renderer = self.renderer if frozen is None else frozen.renderer
+        if self.seed is not None and admitted.sampling.seed is None and frozen is None:
+            admitted = replace(admitted, sampling=replace(admitted.sampling, seed=self._call_seed(prompt, self.seed)))
+        sampled = await self._generate(
+            EngineRequest(prompt, admitted.sampling, renderer.stop_token_ids, request, self.rollout_id), frozen
+        )
+        generation, stop_text = cut_at_stop(sampled, request.stop, renderer.decode)
+        self.ledger.aborted += 0 if frozen else len(sampled.token_ids) - len(generation.token_ids)
+        reply = renderer.parse(generation.token_ids, prompt, request.tools)
+        if stop_text is not None:
+            reply = replace(reply, content=reply.content.partition(stop_text)[0])
+        return Draft(number, admitted, generation, _identify(reply, number), stop_text)
+
+    def _discard(self, draft: Draft) -> None:
+        if draft.admitted.frozen is None:
+            self.ledger.aborted += len(draft.generation.token_ids)
+
+    def _record(self, draft: Draft) -> int | None:
+        admitted, generation = draft.admitted, draft.generation
+        seconds = time.monotonic() - admitted.started_s
+        began = admitted.started_s - self._began
+        request, proposal = admitted.request, admitted.proposal
+        if admitted.frozen is not None:
+            tokens = len(admitted.prompt_ids), len(generation.token_ids)
+            self.frozen_calls.append(FrozenCall(request.model, draft.reply, *tokens, began, seconds))
+            return None
         call = ModelCall(
             call_id=len(self.records),
-            prompt_tokens=len(draft.prompt_ids),
+            prompt_tokens=len(admitted.prompt_ids),
             sampled_tokens=len(generation.token_ids),
             cached_tokens=generation.cached_tokens,
             finish_reason=generation.finish_reason,
-            sampling=draft.sampling,
+            sampling=admitted.sampling,
         )
-        self.tree.attach(call.call_id, draft.prompt_ids, generation, prefer=proposal.parent)
-        self._history.commit(call.call_id, proposal.tip, draft.reply)
+        self.tree.attach(call.call_id, admitted.prompt_ids, generation, prefer=proposal.parent)
+        self._history.commit(call.call_id, proposal, draft.reply)
+        self._attempts.forget(self._history.continued)
         self.ledger.captured += len(generation.token_ids)
-        for what in proposal.tolerated:
-            self.ledger.note(what)
-        if proposal.parent is None and self.records:
-            self.ledger.note("request rendered from scratch")
-        if _asks_for_other_sampling(request, draft.sampling):
-            self.ledger.note("the run's sampling settings took the place of the harness's")
-        now = time.monotonic()
+        self._note(admitted)
+        new, tools = request.messages[proposal.shared :], tuple(t.name for t in request.tools)
         self.records.append(
-            CallRecord(
-                call,
-                proposal.parent,
-                request.messages[proposal.shared :],
-                draft.reply,
-                tuple(t.name for t in request.tools),
-                draft.started_s - self._began,
-                now - draft.started_s,
-            )
+            CallRecord(call, proposal.parent, new, draft.reply, tools, began, seconds, proposal.answers, admitted.hints)
         )
-        return call
-
-    def abort(self, draft: Draft) -> None:
-        """The answer cannot reach the harness whole: nothing is committed."""
-        self.in_flight -= 1
-        self.ledger.aborted += len(draft.generation.token_ids)
+        return call.call_id
 
     def fail(self, why: str) -> None:
         """Marks the rollout as spoilt by us, not by the policy."""
         self.failure = why
         self.failed.set()
 
-    async def _generate(self, request: EngineRequest) -> Generation:
+    async def _generate(self, request: EngineRequest, frozen: FrozenModel | None) -> Generation:
+        engine = self.engine if frozen is None else frozen.engine
         try:
-            generation = await self.engine.generate(request)
+            async with asyncio.timeout(self.call_timeout_s):
+                generation = await engine.generate(request)
             if len(generation.token_ids) == 0:
                 raise EngineError("the engine answered without a single token")
+        except TimeoutError:
+            self.fail(f"no answer within {self.call_timeout_s:g} s")
+            raise EngineError(f"no answer within {self.call_timeout_s:g} s") from None
         except EngineError as error:
             self.fail(str(error))
             raise
         return generation
 
-    def _tokens_left(self) -> int:
+    def _note(self, admitted: Admitted) -> None:
+        """What a person should know about a call that is being committed."""
+        proposal, sampling = admitted.proposal, admitted.sampling
+        for what in sorted(proposal.tolerated):
+            self.ledger.note(f"tolerated: {what}")
+        for name in proposal.stabilised:
+            note = f"taken out of system texts: {name}"
+            if note not in self.ledger.notes:
+                self.ledger.note(note)
+        if admitted.anew is not None:
+            self.ledger.note(f"history rendered anew: {admitted.anew}")
+        elif proposal.parent is None and self.records:
+            self.ledger.note("request rendered from scratch")
+        if self.sampling_policy == "override" and _requested(sampling, admitted.request) != sampling:
+            self.ledger.note("the run's sampling settings took the place of the harness's")
+        if sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0):
+            self.ledger.note("sampled from a truncated distribution")
+
+    async def _render(self, request: ChatRequest) -> _Rendered:
+        """What a request continues, its prompt, and who answers it."""
+        frozen = self._frozen(request.model)
+        if frozen is not None:
+            messages, renderer = request.messages, frozen.renderer
+            prompt = await off_loop(messages, lambda: renderer.prompt(messages, request.tools))
+            return _Rendered(Proposal.nothing(messages), prompt, frozen)
+        proposal = self._history.propose(request.tools, request.messages)
+        why = None
+        if proposal.parent is not None:
+            history = self.tree.path_ids(proposal.parent)
+            before, said = np.split(history, [self.records[proposal.parent].call.prompt_tokens])
+            new = linked(proposal.messages)[proposal.shared :]
+            longer = await off_loop(new, lambda: self.renderer.extend(before, said, new, request.tools))
+            if longer is not None:
+                return _Rendered(proposal, longer)
+            why = self.renderer.why_not_extended(before, said, new)
+            proposal = proposal.from_scratch()
+        prompt = await off_loop(proposal.messages, lambda: self.renderer.prompt(proposal.messages, request.tools))
+        return _Rendered(proposal, prompt, anew=why)
+
+    def _frozen(self, model: str) -> FrozenModel | None:
+        return next((served for name, served in self.frozen.items() if fnmatchcase(model, name)), None)
+
+    def _check_budget(self) -> None:
         left = self.budget.max_tokens - self.ledger.captured
-        if len(self.records) + self.in_flight >= self.budget.max_calls or left < 1:
+        calls = len(self.records) + len(self.frozen_calls) + self.in_flight
+        if calls >= self.budget.max_calls or left < 1:
             self.exhausted.set()
             raise BudgetExhausted(
                 f"rollout {self.rollout_id} has used up its budget of {self.budget.max_calls} calls and "
                 f"{self.budget.max_tokens} sampled tokens; stop here"
             )
-        return left
 
-    def _graft(self, request: ChatRequest, proposal: Proposal) -> TokenArray | None:
-        parent = proposal.parent
-        if parent is None:
-            return None
-        history = self.tree.path_ids(parent)
-        prompt, response = np.split(history, [self.records[parent].call.prompt_tokens])
-        return self.renderer.extend(prompt, response, request.messages[proposal.shared :], request.tools)
-
-    def _call_seed(self, prompt: TokenArray) -> int | None:
-        if self.seed is None:
-            return None
-        key = blake2b(prompt.tobytes(), digest_size=8, key=(self.seed % (1 << 64)).to_bytes(8, "little")).digest()
+    def _call_seed(self, prompt: TokenArray, seed: int) -> int:
+        key = blake2b(prompt.tobytes(), digest_size=8, key=(seed % (1 << 64)).to_bytes(8, "little")).digest()
         self._repeats[key] += 1
         return (int.from_bytes(key, "little") + self._repeats[key]) % (1 << 63)
 
 
 def _identify(reply: Message, number: int) -> Message:
-    """Mints tool-call ids: unique in the rollout; letters and digits only, as some harnesses strip the rest."""
-    calls = [replace(c, id=f"call{number}x{i}") for i, c in enumerate(reply.tool_calls)]
+    """Gives tool calls their ids."""
+    if not reply.tool_calls:
+        return reply
+    calls = [ToolCall(c.name, c.arguments, mint(number, i)) for i, c in enumerate(reply.tool_calls)]
     return replace(reply, tool_calls=tuple(calls))
 
 
-def _asks_for_other_sampling(request: ChatRequest, sampling: Sampling) -> bool:
-    return (
-        request.temperature not in (None, sampling.temperature)
-        or request.top_p not in (None, sampling.top_p)
-        or any(request.extra.get(key) is not None for key in ("seed", "top_k", "min_p"))
+def _requested(sampling: Sampling, request: ChatRequest) -> Sampling:
+    """Sampling with what the harness asked for in its place; token limits are left to the caller."""
+    return replace(
+        sampling,
+        temperature=sampling.temperature if request.temperature is None else request.temperature,
+        top_p=sampling.top_p if request.top_p is None else max(request.top_p, 1e-6),
+        top_k=sampling.top_k if request.top_k is None else max(request.top_k, 0),
+        seed=sampling.seed if request.seed is None else request.seed % (1 << 63),
     )
+
+
+def cut_at_stop(
+    generation: Generation, stop: Sequence[str], decode: Callable[[TokenArray], str]
+) -> tuple[Generation, str | None]:
+    """A generation up to and including the token that completes the first stop sequence in it.
+
+    What was sampled before that token does not depend on what would have come after, so the log-probabilities stand.
+
+    Returns:
+        The generation, and the stop sequence that ended it, where one did.
+    """
+    text = decode(generation.token_ids) if stop else ""
+    found = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
+    if not found:
+        return generation, None
+    _, _, first = min(found)
+    low, high = 1, len(generation.token_ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if first in decode(generation.token_ids[:middle]) else (middle + 1, high)
+    kept = slice(0, low)
+    cut = replace(
+        generation,
+        token_ids=generation.token_ids[kept],
+        log_probs=generation.log_probs[kept],
+        versions=generation.versions[kept],
+        finish_reason="stop",
+    )
+    return cut, first

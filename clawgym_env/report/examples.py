@@ -18,12 +18,13 @@ MAX_TEXT = 3000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message; ``tool_calls`` are (name, arguments as JSON text)."""
+    """One message; ``tool_calls`` are (name, arguments as JSON text); ``kind`` is what the call was for."""
 
     role: str
     text: str
     reasoning: str
     tool_calls: Sequence[tuple[str, str]]
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _example(rollouts: Mapping[str, StoredRollout]) -> Example:
 
 def _show(label: str, rollout: StoredRollout) -> Shown:
     reward = rollout.reward
-    turns = [_turn(m) for call in rollout.calls for m in (*call["messages"], call["reply"])]
+    turns = [_turn(m, call.get("kind", "main")) for call in rollout.calls for m in (*call["messages"], call["reply"])]
     return Shown(
         label,
         rollout.id,
@@ -104,13 +105,14 @@ def _instruction(rollout: StoredRollout) -> str:
     return next((_cut(str(m["content"])) for m in reversed(asked) if m["role"] == "user"), "")
 
 
-def _turn(message: Mapping[str, Any]) -> Turn:
+def _turn(message: Mapping[str, Any], kind: str) -> Turn:
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return Turn(
         str(message["role"]),
         _cut(str(message["content"])),
         _cut(str(message.get("reasoning_content") or "")),
         [(str(call["name"]), _cut(str(call["arguments"]))) for call in calls],
+        kind,
     )
 
 

@@ -6,6 +6,7 @@ may see key ``j`` iff ``j <= i < subtree_end[j]``. Each unique token of the roll
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ class PackedTree:
         versions: [N] int64, policy version; -1 where not sampled.
         call: [N] int64, the call that sampled the token; -1 where not sampled.
         n_leaves: [N] int64, retained leaf calls at or below this token.
+        credit: [N] float32, multiplies the advantage of the token; 1 where nothing says otherwise.
     """
 
     tokens: TokenArray
@@ -44,6 +46,7 @@ class PackedTree:
     versions: TokenArray
     call: TokenArray
     n_leaves: TokenArray
+    credit: FloatArray
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,11 +65,14 @@ class Path:
     leaf_call: int
 
 
-def pack(tree: PrefixTree, *, keep_calls: frozenset[int] | None = None) -> PackedTree:
+def pack(
+    tree: PrefixTree, *, keep_calls: frozenset[int] | None = None, credit: Mapping[int, float] | None = None
+) -> PackedTree:
     """Lays a tree out depth first, children in order of creation.
 
     Args:
         keep_calls: Calls whose tokens may train; ``None`` keeps all. Leaves are counted among these.
+        credit: Call -> what the advantage of its tokens is multiplied by; 1 where it is not named.
     """
     order = tree.depth_first()
     sizes = np.array([len(tree.nodes[n].tokens) for n in order], dtype=np.int64)
@@ -83,6 +89,7 @@ def pack(tree: PrefixTree, *, keep_calls: frozenset[int] | None = None) -> Packe
     call = np.full(total, -1, dtype=np.int64)
     n_leaves = np.zeros(total, dtype=np.int64)
     tokens = np.empty(total, dtype=np.int64)
+    credits = np.ones(total, dtype=np.float32)
 
     leaves: dict[int, int] = {}
     ends: dict[int, int] = {}
@@ -113,7 +120,10 @@ def pack(tree: PrefixTree, *, keep_calls: frozenset[int] | None = None) -> Packe
             trainable[a:b] = keep_calls is None or node.call in keep_calls
             log_probs[a:b] = node.log_probs
             versions[a:b] = node.versions
-    return PackedTree(tokens, parent, depth, subtree_end, sampled, trainable, log_probs, versions, call, n_leaves)
+            credits[a:b] = (credit or {}).get(node.call, 1.0)
+    return PackedTree(
+        tokens, parent, depth, subtree_end, sampled, trainable, log_probs, versions, call, n_leaves, credits
+    )
 
 
 def paths(packed: PackedTree) -> list[Path]:

@@ -7,13 +7,16 @@ Invariants:
     3. The shape does not depend on how calls that extend different histories were interleaved (``prefer`` only chooses
        between paths that hold the same tokens).
 
+Every call is compared with the history it goes on from. That is done at the speed of memory: the tokens of a branch lie
+side by side, however many nodes they belong to.
+
 Source: ClawGym II (arXiv:2608.16798), section on prefix-tree construction; ``docs/method.md`` section 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +24,50 @@ from clawgym_env.types import FloatArray, Generation, TokenArray
 
 ROOT = 0
 _NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
+_WIDTH = _NO_TOKENS.itemsize
 _NO_LOG_PROBS: FloatArray = np.empty(0, dtype=np.float32)
+
+
+@dataclass(slots=True, eq=False)
+class _Branch:
+    """Tokens that were added one after the other, each call's to the end of the last one's.
+
+    Attributes:
+        above: The node that it goes on from. A node keeps its id and its end when it is split, so this stays true.
+        start: Tokens before this branch on its paths.
+        ids: The tokens' bytes.
+    """
+
+    above: int
+    start: int
+    ids: bytearray
+    _view: TokenArray | None = None
+
+    @property
+    def end(self) -> int:
+        """Tokens up to and including this branch on its path."""
+        return self.start + len(self.ids) // _WIDTH
+
+    @property
+    def tokens(self) -> TokenArray:
+        """[T] int64, read-only."""
+        if self._view is None:
+            self._view = np.frombuffer(self.ids, dtype=np.int64)
+            self._view.flags.writeable = False
+        return self._view
+
+    def append(self, ids: bytes | memoryview) -> None:
+        """Adds tokens at the end."""
+        self._view = None
+        try:
+            self.ids += ids
+        except BufferError:  # a caller holds a view of these tokens: it keeps what it has
+            self.ids = self.ids + ids
+
+    def holds(self, start: int, end: int, prompt: memoryview) -> bool:
+        """Whether a prompt agrees with this branch from one depth to another."""
+        part = prompt[start * _WIDTH : end * _WIDTH]
+        return len(part) == (end - start) * _WIDTH and self.ids.startswith(part, (start - self.start) * _WIDTH)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +76,8 @@ class Node:
 
     Attributes:
         start: Tokens before this node on its path.
+        end: Tokens up to and including this node on its path.
+        branch: What holds its tokens.
         call: The call that sampled these tokens; ``None`` for prompt and tool output.
         log_probs: Of the sampled tokens; empty otherwise.
         versions: Policy version of each sampled token; empty otherwise.
@@ -37,30 +85,31 @@ class Node:
 
     parent: int | None
     start: int
-    tokens: TokenArray
-    call: int | None = None
-    log_probs: FloatArray = field(default_factory=lambda: _NO_LOG_PROBS)
-    versions: TokenArray = field(default_factory=lambda: _NO_TOKENS)
-    children: list[int] = field(default_factory=list)
+    end: int
+    branch: _Branch
+    children: list[int]
+    call: int | None
+    log_probs: FloatArray
+    versions: TokenArray
 
     @property
-    def end(self) -> int:
-        """Tokens up to and including this node on its path."""
-        return self.start + len(self.tokens)
+    def tokens(self) -> TokenArray:
+        """[T] int64, read-only."""
+        return self.branch.tokens[self.start - self.branch.start : self.end - self.branch.start]
 
 
 class PrefixTree:
     """Grows by one call at a time; see the module's invariants."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = [Node(None, 0, _NO_TOKENS)]
+        self.nodes: list[Node] = [Node(None, 0, 0, _Branch(ROOT, 0, bytearray()), [], None, _NO_LOG_PROBS, _NO_TOKENS)]
         self.call_end: dict[int, int] = {}
         self.total_tokens = 0
 
     @property
     def unique_tokens(self) -> int:
         """Tokens stored, each once."""
-        return sum(len(n.tokens) for n in self.nodes)
+        return sum(n.end - n.start for n in self.nodes)
 
     def attach(self, call_id: int, prompt_ids: TokenArray, generation: Generation, *, prefer: int | None = None) -> int:
         """Adds one call.
@@ -82,23 +131,22 @@ class PrefixTree:
             raise ValueError("a call needs at least one prompt token and one sampled token")
         if call_id in self.call_end:
             raise ValueError(f"call {call_id} is in the tree already")
-        prompt = np.asarray(prompt_ids, dtype=np.int64)
+        prompt = np.ascontiguousarray(prompt_ids, dtype=np.int64).data.cast("B")
+        size = len(prompt) // _WIDTH
         at, matched = self._longest_prefix(prompt, self._start(prompt, prefer))
         if matched < self.nodes[at].end:
             at = self._split(at, matched)
-        if matched < len(prompt):
-            at = self._add(Node(at, matched, prompt[matched:].copy()))
-        node = Node(
+        if matched < size:
+            at = self._add(at, prompt[matched * _WIDTH :])
+        end = self._add(
             at,
-            len(prompt),
-            generation.token_ids.astype(np.int64),
+            np.asarray(generation.token_ids, dtype=np.int64).tobytes(),
             call_id,
             generation.log_probs.astype(np.float32),
             generation.versions.astype(np.int64),
         )
-        end = self._add(node)
         self.call_end[call_id] = end
-        self.total_tokens += len(prompt) + len(node.tokens)
+        self.total_tokens += self.nodes[end].end
         return end
 
     def path(self, node: int) -> list[int]:
@@ -112,8 +160,8 @@ class PrefixTree:
 
     def path_ids(self, call_id: int) -> TokenArray:
         """Prompt and response of a call, as the engine saw them."""
-        parts = [self.nodes[n].tokens for n in self.path(self.call_end[call_id])]
-        return np.concatenate(parts)
+        parts = [branch.tokens[: end - branch.start] for branch, end in self._branches(self.call_end[call_id])]
+        return np.concatenate(parts[::-1])
 
     def parent_call(self, call_id: int) -> int | None:
         """The latest call whose whole history, response included, this one extends; ``None`` where there is none."""
@@ -139,56 +187,79 @@ class PrefixTree:
             stack.extend(reversed(self.nodes[at].children))
         return out
 
-    def _start(self, prompt: TokenArray, prefer: int | None) -> int:
+    def _branches(self, at: int) -> Iterator[tuple[_Branch, int]]:
+        """The branches from a node up to the root, and the depth to which the node's path goes along each."""
+        while at != ROOT:
+            node = self.nodes[at]
+            yield node.branch, node.end
+            at = node.branch.above
+
+    def _start(self, prompt: memoryview, prefer: int | None) -> int:
         """The node to walk from: where the preferred call ends, if the prompt begins with its history."""
         if prefer is None:
             return ROOT
-        history = self.path_ids(prefer)
-        return self.call_end[prefer] if np.array_equal(prompt[: len(history)], history) else ROOT
+        end = self.call_end[prefer]
+        return end if all(branch.holds(branch.start, to, prompt) for branch, to in self._branches(end)) else ROOT
 
-    def _longest_prefix(self, prompt: TokenArray, start: int) -> tuple[int, int]:
+    def _longest_prefix(self, prompt: memoryview, start: int) -> tuple[int, int]:
         """The node at or below ``start`` in which the longest stored prefix ends, and that prefix's length.
 
         Of several nodes that hold it, the latest is taken.
         """
+        size = len(prompt) // _WIDTH
         best = (self.nodes[start].end, start)
-        stack = [start]
+        stack = [start] if best[0] < size else []
         while stack:
             at = stack.pop()
-            for child, matched in self._matches(at, prompt):
-                best = max(best, (matched, child))
-                if matched == self.nodes[child].end and matched < len(prompt):
-                    stack.append(child)
+            for child in self.nodes[at].children:
+                node = self.nodes[child]
+                if node.branch.holds(node.start, node.end, prompt):
+                    best = max(best, (node.end, child))
+                    if node.end < size:
+                        stack.append(child)
+                elif shared := _shared(node.tokens, prompt[node.start * _WIDTH :]):
+                    best = max(best, (node.start + shared, child))
         return best[1], best[0]
 
-    def _matches(self, at: int, prompt: TokenArray) -> Iterator[tuple[int, int]]:
-        """Children of ``at`` that share a token with the prompt there, and how far the prompt then matches."""
-        pos = self.nodes[at].end
-        for child in self.nodes[at].children:
-            tokens = self.nodes[child].tokens
-            if tokens[0] != prompt[pos]:
-                continue
-            n = min(len(tokens), len(prompt) - pos)
-            differ = tokens[:n] != prompt[pos : pos + n]
-            yield child, pos + (int(differ.argmax()) if differ.any() else n)
-
-    def _add(self, node: Node) -> int:
-        self.nodes.append(node)
+    def _add(
+        self,
+        parent: int,
+        ids: bytes | memoryview,
+        call: int | None = None,
+        log_probs: FloatArray = _NO_LOG_PROBS,
+        versions: TokenArray = _NO_TOKENS,
+    ) -> int:
+        """A new node below another, in its branch where that ends there too, else in a branch of its own."""
+        above = self.nodes[parent]
+        branch, start = above.branch, above.end
+        if parent == ROOT or start != branch.end:
+            branch = _Branch(parent, start, bytearray())
+        branch.append(ids)
+        self.nodes.append(Node(parent, start, start + len(ids) // _WIDTH, branch, [], call, log_probs, versions))
         new = len(self.nodes) - 1
-        assert node.parent is not None
-        self.nodes[node.parent].children.append(new)
+        above.children.append(new)
         return new
 
     def _split(self, at: int, depth: int) -> int:
         """Cuts a node so that its upper part ends at ``depth``; the lower part keeps the id (calls end there)."""
         low = self.nodes[at]
         k = depth - low.start
-        upper = Node(low.parent, low.start, low.tokens[:k], low.call, low.log_probs[:k], low.versions[:k], [at])
+        upper = Node(low.parent, low.start, depth, low.branch, [at], low.call, low.log_probs[:k], low.versions[:k])
         self.nodes.append(upper)
         new = len(self.nodes) - 1
         assert low.parent is not None
         siblings = self.nodes[low.parent].children
         siblings[siblings.index(at)] = new
         low.parent, low.start = new, depth
-        low.tokens, low.log_probs, low.versions = low.tokens[k:], low.log_probs[k:], low.versions[k:]
+        low.log_probs, low.versions = low.log_probs[k:], low.versions[k:]
         return new
+
+
+def _shared(tokens: TokenArray, prompt: memoryview) -> int:
+    """How many tokens a node shares with what follows of a prompt."""
+    size = min(len(tokens), len(prompt) // _WIDTH)
+    ids = np.frombuffer(prompt, np.int64, size)
+    if tokens[0] != ids[0]:
+        return 0
+    differ = tokens[:size] != ids
+    return int(differ.argmax()) if differ.any() else size

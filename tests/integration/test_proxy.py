@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from clawgym_env.dialect import Dialect, Tolerance
 from clawgym_env.engines.base import EngineRequest
 from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.engines.stepwise import StepwiseEngine
@@ -127,25 +128,27 @@ def arguments(make: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]
     return rewritten(change)
 
 
-ECHOES: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
-    "argument spacing": (arguments(lambda a: json.dumps(a, indent=3)), False),
-    "key order": (arguments(lambda a: json.dumps(dict(reversed(a.items())))), False),
-    "escaped characters": (arguments(lambda a: json.dumps(a, ensure_ascii=True)), False),
-    "list content": (lambda m: m.update(content=[{"type": "text", "text": m["content"]}]), False),
-    "trimmed content": (lambda m: m.update(content=m["content"].strip() + "\n"), False),
-    "an id minted anew": (rewritten(lambda c: c.update(id="toolu_01")), False),
-    "extra nulls": (lambda m: m.update(refusal=None, audio=None, function_call=None, annotations=[]), False),
-    "reasoning dropped or added": (lambda m: m.update(reasoning_content=""), False),
-    "null content": (lambda m: m.update(content=None), True),
-    "no content": (lambda m: m.pop("content"), True),
-    "an inserted default": (arguments(lambda a: json.dumps({**a, "timeout": 120})), True),
-    "broken arguments emptied": (arguments(lambda a: "{}"), True),
+ECHOES: dict[str, tuple[Callable[[dict[str, Any]], Any], Tolerance | None]] = {
+    "argument spacing": (arguments(lambda a: json.dumps(a, indent=3)), None),
+    "key order": (arguments(lambda a: json.dumps(dict(reversed(a.items())))), None),
+    "escaped characters": (arguments(lambda a: json.dumps(a, ensure_ascii=True)), None),
+    "list content": (lambda m: m.update(content=[{"type": "text", "text": m["content"]}]), None),
+    "an id minted anew": (rewritten(lambda c: c.update(id="toolu_01")), None),
+    "extra nulls": (lambda m: m.update(refusal=None, audio=None, function_call=None, annotations=[]), None),
+    "empty reasoning": (lambda m: m.update(reasoning_content=""), None),
+    "trimmed content": (lambda m: m.update(content=m["content"].strip() + "\n"), Tolerance.TRIMMED_TEXT),
+    "null content": (lambda m: m.update(content=None), Tolerance.DROPPED_TEXT),
+    "no content": (lambda m: m.pop("content"), Tolerance.DROPPED_TEXT),
+    "an inserted default": (arguments(lambda a: json.dumps({**a, "timeout": 120})), Tolerance.INSERTED_ARGUMENTS),
+    "broken arguments emptied": (arguments(lambda a: "{}"), Tolerance.REWRITTEN_ARGUMENTS),
 }
 
 
+@pytest.mark.parametrize("tolerated", [True, False], ids=["tolerated", "not tolerated"])
 @pytest.mark.parametrize("name", list(ECHOES))
-def test_an_echo_that_is_not_verbatim_still_grafts(name: str) -> None:
-    change, noted = ECHOES[name]
+def test_an_echo_that_is_not_verbatim_grafts_where_that_is_tolerated(name: str, tolerated: bool) -> None:
+    change, difference = ECHOES[name]
+    tolerates = frozenset(Tolerance) if tolerated else frozenset(Tolerance) - {difference}
     answer = raw(
         'Look:\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls ż", "cwd": "/"}}\n</tool_call><|im_end|>'
     )
@@ -158,13 +161,14 @@ def test_an_echo_that_is_not_verbatim_still_grafts(name: str) -> None:
         await it.ask([*START, message, result(message, "a.txt"), {"role": "assistant", "content": "So."},
                       {"role": "user", "content": "Go on."}])  # fmt: skip
 
-    session = run(scenario, [answer, letters("So."), letters("Done.")])
-    assert [r.parent for r in session.records] == [None, 0, 1]
-    assert session.tree.leaf_calls() == [2]
+    session = run(scenario, [answer, letters("So."), letters("Done.")], dialect=Dialect(tolerates))
     assert pack(session.tree).tokens[pack(session.tree).call == 0].tolist() == answer.tolist()
-    assert bool(session.ledger.notes) == noted
-    if noted:
-        assert set(session.ledger.notes) == {"echo of a tool call differs from what was sampled"}
+    if difference is None or tolerated:
+        assert [r.parent for r in session.records] == [None, 0, 1] and session.tree.leaf_calls() == [2]
+        assert session.ledger.notes == ({f"tolerated: {difference}": 2} if difference else {})
+    else:
+        assert [r.parent for r in session.records] == [None, None, 1] and session.tree.leaf_calls() == [0, 2]
+        assert session.ledger.notes == {"request rendered from scratch": 1}
 
 
 @pytest.mark.parametrize("change", ["system", "user", "tools", "answer"])
@@ -296,7 +300,7 @@ def test_a_prompt_past_the_context_is_a_400_that_harnesses_compact_on(stream: bo
 
     session = run(scenario, [letters("a")], max_context=40)
     assert session.records == [] and not session.failed.is_set() and session.served == 0
-    assert session.ledger.notes["prompt longer than the context"] == 1
+    assert [n for n in session.ledger.notes if n.startswith("refused: This model's maximum context length")]
 
 
 def test_the_context_bounds_the_answer() -> None:
@@ -376,7 +380,7 @@ def test_pending_calls_count_towards_the_budget() -> None:
         pending = asyncio.create_task(it.ask(START))
         waiting = await it.stepwise.next_call()
         with pytest.raises(openai.BadRequestError, match="budget of 1 calls"):
-            await it.ask(START)
+            await it.ask([*START, {"role": "user", "content": "Another question."}])
         it.stepwise.answer(waiting, letters("a"))
         await pending
 

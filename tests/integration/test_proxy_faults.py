@@ -22,7 +22,7 @@ from clawgym_env.engines.base import EngineRequest
 from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.engines.stepwise import PendingCall, StepwiseEngine
 from clawgym_env.errors import EngineError, ProxyError
-from clawgym_env.proxy import app
+from clawgym_env.proxy import exchange
 from clawgym_env.proxy.session import Session
 from clawgym_env.types import Generation
 from tests.proxy_world import RENDERER, START, TOOLS, World, letters, run
@@ -61,8 +61,9 @@ async def pending(it: World, *, stream: bool) -> AsyncIterator[tuple[asyncio.Tas
         ("/v1/chat/completions", 404, "unattributed"),
         ("/rollout/nobody/v1/chat/completions", 404, "unknown_rollout"),
         ("/rollout/gone/v1/chat/completions", 410, "rollout_ended"),
-        ("/rollout/r1/v1/embeddings", 404, "unattributed"),
-        ("/rollout/r1/chat/completions", 404, "unattributed"),
+        ("/rollout/r1/v1/embeddings", 404, "unknown_path"),
+        ("/rollout/r1/chat/completions", 404, "unknown_path"),
+        ("/rollout/r1", 404, "unknown_path"),
     ],
 )
 @STREAMING
@@ -146,7 +147,8 @@ def test_other_routes_and_methods_leave_the_rollout_alone() -> None:
         assert (await it.http.head(f"{base}/rollout/r1/v1/models")).status_code == 200
         assert (await it.http.get(it.url)).status_code == 405
         assert (await it.http.get(base + "/")).status_code == 404
-        assert (await it.http.delete(base + "/rollout/r1")).status_code == 405
+        assert (await it.http.delete(base + "/rollout/r1")).status_code == 404
+        assert (await it.http.delete(it.url)).status_code == 405
 
     session = run(scenario, [letters("a")])
     assert session.records == [] and session.served == 0
@@ -181,7 +183,7 @@ def test_a_bad_body_is_a_400_and_noted(body: bytes, message: str) -> None:
 
 
 def test_an_oversized_body_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(exchange, "MAX_BODY_BYTES", 100_000)
 
     async def scenario(it: World) -> None:
         for size in (100_001, 8_000_000):
@@ -271,7 +273,7 @@ def test_a_rollout_that_ends_during_a_call_keeps_its_record(stream: bool) -> Non
 def test_leaving_the_server_ends_what_is_pending() -> None:
     async def scenario(it: World) -> None:
         it.http.timeout = httpx.Timeout(5)
-        tasks = [asyncio.create_task(it.http.post(it.url, json={**BODY, "stream": s})) for s in (False, True)]
+        tasks = [asyncio.create_task(it.http.post(it.url, json={**BODY, "model": f"m{s}", "stream": s})) for s in (False, True)]
         calls = [await it.stepwise.next_call() for _ in tasks]
         await it.server.__aexit__(None, None, None)
         assert all(c.answer.cancelled() for c in calls)
@@ -285,7 +287,7 @@ def test_leaving_the_server_ends_what_is_pending() -> None:
 
 
 def test_a_slow_answer_is_held_with_headers_at_once_and_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.02)
 
     async def scenario(it: World) -> None:
         async with it.http.stream("POST", it.url, json={**BODY, "stream": True}) as response:
@@ -333,7 +335,7 @@ def test_a_failing_engine_is_an_error_of_the_rollout(
     async def scenario(it: World) -> None:
         with pytest.raises(openai.APIError, match=told) as caught:
             await it.ask(START, stream=stream)
-        if at_once or not stream:
+        if not stream:
             assert isinstance(caught.value, openai.InternalServerError) and caught.value.status_code == 500
 
     session = run(scenario, failing(error, at_once=at_once))

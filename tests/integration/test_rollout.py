@@ -72,7 +72,7 @@ def test_the_verifier_sees_the_workspace_after_every_process_is_dead() -> None:
         ("ask(); sys.exit(3)", Status.HARNESS_FAILED, "exit code 3"),
         ("ask(); os.kill(os.getpid(), signal.SIGSEGV)", Status.HARNESS_CRASHED, "-11"),
         ("ask(raw=b'{nonsense')", Status.NO_CALLS, "not valid JSON"),
-        ("ask(url=URL.replace('/rollout/r0', ''))", Status.NO_CALLS, "exit code 1"),
+        ("ask(url=URL.replace('/rollout/r0', ''))", Status.COMPLETED, ""),
         ("ask(url=URL.replace('r0', 'other'))", Status.NO_CALLS, "exit code 1"),
     ],
 )

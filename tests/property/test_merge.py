@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,15 @@ from clawgym_env.tree.pack import PackedTree
 from tests.trees import Call, assert_same_tree, packed_of_calls, packed_trees, path_of
 from torchrl_ext.merge import MergedTree, merge_trees, prune
 
-BATCH = st.lists(packed_trees(), min_size=0, max_size=5)
-COPIED = ("tokens", "depth", "sampled", "trainable", "log_probs", "versions", "call")
+
+def with_credit(tree: PackedTree) -> PackedTree:
+    """Every other call has half the credit."""
+    return replace(tree, credit=np.where(tree.sampled & (tree.call % 2 == 1), np.float32(0.5), np.float32(1)))
+
+
+TREES = packed_trees().map(with_credit)
+BATCH = st.lists(TREES, min_size=0, max_size=5)
+COPIED = ("tokens", "depth", "sampled", "trainable", "log_probs", "versions", "call", "credit")
 
 
 def prompt_region(tree: PackedTree | MergedTree) -> list[int]:
@@ -71,7 +80,7 @@ def test_exactly_the_common_prompts_are_shared(trees: list[PackedTree]) -> None:
     assert held == {path: next(iter(who)) if len(who) == 1 else -1 for path, who in prompts.items()}
 
 
-@given(packed_trees())
+@given(TREES)
 @settings(max_examples=100, deadline=None)
 def test_one_tree_merges_to_itself(tree: PackedTree) -> None:
     merged = merge_trees([tree])
@@ -79,7 +88,7 @@ def test_one_tree_merges_to_itself(tree: PackedTree) -> None:
     np.testing.assert_array_equal(np.sort(merged.index_of[0]), np.arange(len(tree)))
 
 
-@given(packed_trees())
+@given(TREES)
 @settings(max_examples=150, deadline=None)
 def test_prune_keeps_what_leads_to_training(tree: PackedTree) -> None:
     small, kept = prune(tree)

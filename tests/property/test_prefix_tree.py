@@ -213,6 +213,40 @@ def test_the_tree_keeps_its_own_copy() -> None:
     assert tree.path_ids(0).tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("preferred", [0, None])
+def test_a_prompt_that_is_a_whole_history_is_a_sibling_of_what_went_on_from_it(preferred: int | None) -> None:
+    calls = [Drawn((1, 2), (3,), None), Drawn((1, 2, 3, 4), (5,), 0), Drawn((1, 2, 3), (4, 6), 0)]
+    tree = build(calls, prefer={1: 0} if preferred is None else {1: 0, 2: 0})
+    assert [tree.parent_call(k) for k in range(3)] == [None, 0, 0]
+    assert [tuple(tree.path_ids(k)) for k in range(3)] == [c.history for c in calls]
+
+
+def test_a_view_of_tokens_stays_what_it_was() -> None:
+    tree = build([Drawn((1, 2), (3,), None)])
+    prompt, response = (tree.nodes[n].tokens for n in tree.path(tree.call_end[0]))
+    tree.attach(1, np.array([1, 2, 3, 4]), generation((5,), 1), prefer=0)
+    tree.attach(2, np.array([1, 9]), generation((6,), 2))
+    assert (prompt.tolist(), response.tolist()) == ([1, 2], [3])
+    assert [tree.path_ids(k).tolist() for k in range(3)] == [[1, 2, 3], [1, 2, 3, 4, 5], [1, 9, 6]]
+    with pytest.raises(ValueError, match="read-only"):
+        tree.nodes[1].tokens[0] = 7
+    tree.path_ids(0)[0] = 7  # a copy
+    assert tree.path_ids(0).tolist() == [1, 2, 3]
+
+
+def test_branches_that_grow_in_turn_keep_their_paths() -> None:
+    """Two agents with a common opening whose calls alternate, and an answer that is asked for again."""
+    calls = [Drawn((1, 2, 10), (11,), None), Drawn((1, 2, 20), (21,), None)]
+    for k in range(2, 8):
+        calls.append(Drawn((*calls[k - 2].history, k), (30 + k,), k - 2))
+    calls.append(Drawn(calls[7].prompt, (40,), 5))
+    calls.append(Drawn((*calls[8].history, 9), (41,), 8))
+    tree = build(calls, prefer={k: c.after for k, c in enumerate(calls) if c.after is not None})
+    assert [tuple(tree.path_ids(k)) for k in range(len(calls))] == [c.history for c in calls]
+    assert [tree.parent_call(k) for k in range(len(calls))] == [c.after for c in calls]
+    assert tree.unique_tokens == 2 + 2 * 2 + 6 * 2 + 1 + 2
+
+
 def owned_bytes(tree: PrefixTree) -> int:
     """Bytes of every distinct buffer that the tree keeps alive."""
     buffers: dict[int, int] = {}

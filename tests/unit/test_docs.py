@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def test_pages_are_found() -> None:
 @pytest.mark.parametrize(("page", "source"), EXAMPLES)
 def test_examples_run(page: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for body in blocks(page, "python"):
+        named = re.match(r"# file: (\w+)\.py\n", body)
+        if named:
+            (tmp_path / f"{named[1]}.py").write_text(body)
+            monkeypatch.delitem(sys.modules, named[1], raising=False)
     exec(compile(source, str(page), "exec"), {"__name__": "__main__"})
 
 
@@ -122,7 +129,8 @@ def test_every_family_and_harness_is_listed() -> None:
     tasks = (ROOT / "docs" / "tasks.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", tasks, re.MULTILINE)) == set(FAMILIES)
     harnesses = (ROOT / "docs" / "harnesses.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", harnesses, re.MULTILINE)) == set(HARNESSES)
+    listed = harnesses.partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", listed, re.MULTILINE)) == set(HARNESSES)
     assert all(get_harness(name).info.version in harnesses for name in HARNESSES)
 
 

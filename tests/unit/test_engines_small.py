@@ -300,10 +300,11 @@ def test_our_own_proxy_can_be_the_endpoint() -> None:
         async with ProxyServer(proxy) as server:
             engine = UpstreamEngine(f"{server.base_url}/rollout/behind/v1", model="policy", renderer=RENDERER)
             front = Session("front", engine, RENDERER)
-            first = await front.draft(CHAT)
+            first = await front.draft(await front.admit(CHAT, {}))
             front.commit(first)
             result = Message("tool", "a.txt", tool_call_id=first.reply.tool_calls[0].id)
-            second = await front.draft(replace(CHAT, messages=(*CHAT.messages, first.reply, result)))
+            again = replace(CHAT, messages=(*CHAT.messages, first.reply, result))
+            second = await front.draft(await front.admit(again, {}))
             await engine.aclose()
         assert behind.tree.parent_call(1) == 0
         return [first.generation.token_ids.tolist(), second.generation.token_ids.tolist()]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from clawgym_env.errors import ConfigError
+from clawgym_env.tree.filters import Filters
 from torchrl_ext.recipes.config import (
     RECIPES,
     GRPOConfig,
@@ -29,6 +30,12 @@ def test_overrides_reach_their_stage_with_their_type() -> None:
     assert isinstance(settings, QuickstartConfig)
     assert (settings.seed, settings.grpo.lr, settings.grpo.tis_cap, settings.demos.skill) == (7, 1e-5, None, 0.25)
     assert settings.grpo.steps == QuickstartConfig().grpo.steps
+
+
+def test_filters_are_those_of_the_rollouts() -> None:
+    assert Filters(**build("grpo", []).filters.model_dump()) == Filters()
+    chosen = ["filters.dead_leaves=false", "filters.max_leaves=8", "filters.subagent_credit=split"]
+    assert Filters(**build("grpo", chosen).filters.model_dump()) == Filters(False, 8, "split", "exclude")
 
 
 def test_bare_steps_are_those_of_the_main_stage() -> None:
@@ -84,6 +91,9 @@ def test_every_recipe_survives_its_config_file(recipe: str) -> None:
         ("grpo", ["grpo.betas=[0.9,"], "grpo.betas=[0.9, is no JSON list"),
         ("grpo", ["grpo.normalisation=constant"], "constant=NUMBER goes with normalisation=constant"),
         ("grpo", ["grpo.constant=100"], "constant=NUMBER goes with normalisation=constant"),
+        ("grpo", ["filters.max_leaves=0"], "filters.max_leaves: Input should be greater than or equal to 1"),
+        ("grpo", ["filters.subagent_credit=all"], "filters.subagent_credit: Input should be 'exclude', 'broadcast' or"),
+        ("quickstart", ["filters.leaves=1"], "filters.leaves: unknown key; there are: dead_leaves, max_leaves, "),
         ("grpo", ["temperature=0"], "temperature: Input should be greater than 0"),
         ("quickstart", ["level=4"], "level: Input should be less than or equal to 3"),
         ("quickstart", ["demos.skill=1.5"], "demos.skill: Input should be less than or equal to 1"),

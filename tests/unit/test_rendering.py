@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clawgym_env.errors import RenderingError
-from clawgym_env.rendering import ChatRenderer
+from clawgym_env.rendering import RENDER_IN_THREAD_CHARS, ChatRenderer, off_loop
 from clawgym_env.rendering_tokenizer import FastTokenizer
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 from clawgym_env.wire.openai_chat import arguments_text
@@ -66,8 +68,11 @@ def test_an_answer_holds_no_empty_thought() -> None:
     assert RENDERER.decode(PROMPT).endswith("<think>\n\n</think>\n\n")
 
 
+#: A sign right after the line break that comes before an answer may share a token with it when both are rendered.
 TURNS = st.lists(
-    st.tuples(PLAIN, CALLS, st.lists(st.text(max_size=20), min_size=1, max_size=3)), min_size=1, max_size=3
+    st.tuples(PLAIN.map(lambda s: s and f"So {s}"), CALLS, st.lists(st.text(max_size=20), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -98,40 +103,76 @@ def test_ids_that_no_encoder_would_choose_survive() -> None:
     assert RENDERER.decode(longer[len(PROMPT) + len(response) :]).startswith("\n<|im_start|>user\nSure?<|im_end|>")
 
 
-def test_a_truncated_answer_is_closed_by_the_prompt() -> None:
-    response = sampled("I was cut")
+NEXT = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "closing"),
+    [
+        pytest.param("I was cut", "<|im_end|>", id="in the text, or by a stop sequence"),
+        pytest.param("<think>\nI was", "</think><|im_end|>", id="in a thought"),
+        pytest.param("<think>\nI was cut\n</think>\n\n", "<|im_end|>", id="after a thought"),
+        pytest.param('Look. <tool_call>\n{"name": "bash", "argum', "<|im_end|>", id="in a tool call"),
+        pytest.param('<think>\nHm <tool_call>\n{"name"', "<|im_end|>", id="in a tool call that ends a thought"),
+        pytest.param("Done.<|im_end|>", "", id="not at all"),
+        pytest.param("Done.<|endoftext|>", "", id="at the end of text"),
+    ],
+)
+def test_an_answer_that_was_cut_short_is_closed_by_the_prompt(said: str, closing: str) -> None:
+    response = sampled(said)
     longer = RENDERER.extend(PROMPT, response, [Message("user", "Go on.")], [BASH])
     assert longer is not None
-    history = len(PROMPT) + len(response)
-    assert np.array_equal(longer[:history], np.concatenate([PROMPT, response]))
-    assert RENDERER.decode(longer[history:]).startswith("<|im_end|>\n<|im_start|>user\nGo on.")
+    assert np.array_equal(longer, np.concatenate([PROMPT, response, sampled(closing + NEXT)]))
 
 
 @pytest.mark.parametrize("renderer", [RENDERER, THINKING], ids=["plain", "thinking"])
 def test_extending_from_the_open_turn_equals_extending_from_the_whole_prompt(renderer: ChatRenderer) -> None:
     """Only the last turn is handed to the library, so that a call does not cost its whole history."""
-    prompt, bridge = renderer.prompt(START, [BASH]), renderer._renderer.bridge_to_next_turn
+    prompt, bridge = renderer.prompt(START, [BASH]), renderer._library.bridge
     for k in range(4):
         response = renderer.encode_reply(f"Step {k}.", ToolCall("bash", {"command": f"ls {k}"}))
         if renderer is THINKING:
             response = np.concatenate([sampled("<think>\nwell\n</think>\n\n"), response])
-        new = {"role": "tool", "content": "a\nb", "tool_call_id": "c"}
-        whole = bridge(prompt.tolist(), response.tolist(), [new])
-        longer = renderer.extend(prompt, response, [Message("tool", "a\nb", tool_call_id="c")], [])
+        new = [Message("tool", "a\nb", tool_call_id="c")]
+        whole, longer = bridge(prompt, response, new, None), renderer.extend(prompt, response, new, [])
         assert whole is not None and longer is not None
-        assert longer.tolist() == whole.token_ids
+        assert np.array_equal(longer, whole)
         prompt = longer
 
 
-@pytest.mark.parametrize("new", [[], [Message("assistant", "I go on.")]])
-def test_what_cannot_be_extended_says_so(new: list[Message]) -> None:
-    assert RENDERER.extend(PROMPT, RENDERER.encode_reply("Done."), new, [BASH]) is None
+def test_a_turn_longer_than_a_block_is_found() -> None:
+    question = Message("user", "why " * 3000)
+    prompt = RENDERER.prompt([*START, question], [])
+    longer = RENDERER.extend(prompt, RENDERER.encode_reply("So."), [Message("user", "Ah.")], [])
+    whole = RENDERER.prompt([*START, question, Message("assistant", "So."), Message("user", "Ah.")], [])
+    assert longer is not None and np.array_equal(longer, whole)
 
 
-def test_a_history_that_the_template_would_shorten_is_not_extended() -> None:
-    """Tokens after the end of a turn have no place in the next prompt; dropping them would rewrite what was sampled."""
-    response = np.append(RENDERER.encode_reply("Done."), sampled(" tail"))
-    assert RENDERER.extend(PROMPT, response, [Message("user", "Sure?")], [BASH]) is None
+@pytest.mark.parametrize(
+    ("renderer", "said", "new", "why"),
+    [
+        (RENDERER, "Done.<|im_end|>", [], "the request adds nothing to its history"),
+        (
+            RENDERER,
+            "Done.<|im_end|>",
+            [Message("assistant", "I go on.")],
+            "an answer that was not sampled follows the history",
+        ),
+        # Tokens after the end of a turn have no place in the next prompt; dropping them would rewrite what was sampled.
+        (RENDERER, "Done.<|im_end|> tail", [Message("user", "Sure?")], "the answer goes on after its end"),
+        (RENDERER, "<think>\nHm<|im_end|>", [Message("user", "Sure?")], "the answer ended inside its thinking"),
+        (
+            THINKING,
+            "<think>\nHm\n</think>\n\nYes.<|im_end|>",
+            [Message("user", "Sure?")],
+            "the template drops thinking at a new user message",
+        ),
+    ],
+)
+def test_what_cannot_be_extended_says_why(renderer: ChatRenderer, said: str, new: list[Message], why: str) -> None:
+    prompt, response = renderer.prompt(START, [BASH]), sampled(said)
+    assert renderer.extend(prompt, response, new, [BASH]) is None
+    assert renderer.why_not_extended(prompt, response, new) == why
 
 
 @pytest.mark.parametrize(
@@ -220,7 +261,85 @@ def test_messages_that_no_template_holds_are_refused() -> None:
         RENDERER.prompt([], [])
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(ToolSpec(""), id="no name"),
+        pytest.param(ToolSpec('say "hello"'), id="quotes"),
+        pytest.param(ToolSpec("two\nlines"), id="newline"),
+        pytest.param(ToolSpec("back\\slash"), id="backslash"),
+        pytest.param(ToolSpec("</tool_call>"), id="markup"),
+        pytest.param(ToolSpec("half \ud83d"), id="half a surrogate pair"),
+        pytest.param(ToolSpec("deep", "", nested(300)), id="deep"),
+        pytest.param(ToolSpec("half", "\ud83d"), id="half a surrogate pair in the description"),
+        pytest.param(ToolSpec("big", "", {"maximum": 1 << 70}), id="more than 64 bits"),
+    ],
+)
+def test_tools_that_no_template_holds_are_refused_by_name(tool: ToolSpec) -> None:
+    with pytest.raises(RenderingError) as refusal:
+        RENDERER.prompt(START, [BASH, tool])
+    assert repr(tool.name) in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["mcp__files__read", "files.read", "files/read", "read file", "lire_été", "読む"])
+def test_names_that_a_call_can_hold_are_taken(name: str) -> None:
+    prompt = RENDERER.prompt(START, [ToolSpec(name)])
+    call = ToolCall(name, {"path": "a"})
+    assert RENDERER.parse(RENDERER.encode_reply("", call), prompt, [ToolSpec(name)]).tool_calls == (call,)
+
+
+def test_a_refused_set_of_tools_is_refused_again() -> None:
+    for _ in range(2):
+        with pytest.raises(RenderingError):
+            RENDERER.prompt(START, [ToolSpec("")])
+
+
 def test_tools_are_rendered_with_their_schema() -> None:
     text = RENDERER.decode(RENDERER.prompt(START, [BASH]))
     line = next(part for part in text.split("\n") if part.startswith('{"type": "function"'))
     assert json.loads(line)["function"]["parameters"] == BASH.parameters
+
+
+@given(st.text())
+@example("\ud83d \U0001f600 <|im_end|> e\u0301")
+@example("x" * 100)
+def test_ids_are_the_same_with_offsets_and_without(text: str) -> None:
+    tokenizer = RENDERER.tokenizer
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.encode(text) == ids
+    lean = tokenizer.for_ids()
+    found = lean(text, return_offsets_mapping=True)
+    assert lean.encode(text) == lean.encode(text) == found["input_ids"] == ids
+    assert len(found["offset_mapping"]) == len(ids)
+
+
+def test_only_long_renderings_leave_the_event_loop() -> None:
+    async def where(content: str) -> int:
+        message = Message("assistant", "", None, (ToolCall("write", {"content": content}),))
+        return await off_loop([message, Message("tool", "ok")], threading.get_ident)
+
+    here = threading.get_ident()
+    assert asyncio.run(where("x" * (RENDER_IN_THREAD_CHARS - 3))) == here
+    assert asyncio.run(where("x" * RENDER_IN_THREAD_CHARS)) != here
+
+
+def test_the_event_loop_goes_on_while_a_long_text_is_tokenised() -> None:
+    """A tokenizer that kept other threads from running would let it tick once or twice."""
+    text = "aZ3k9Qp+/x0" * 50_000
+
+    async def ticks() -> int:
+        work = asyncio.ensure_future(off_loop([Message("tool", text)], lambda: RENDERER.tokenizer.encode(text)))
+        count = 0
+        while not work.done():
+            await asyncio.sleep(0.001)
+            count += 1
+        return count
+
+    assert asyncio.run(ticks()) > 10

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,15 @@ def test_examples_are_the_first_of_each_outcome(folder: RunFolder) -> None:
     assert examples[0].instruction == "solve t0"
     roles = [turn.role for turn in examples[0].rollouts[1].turns]
     assert roles == ["user", "assistant", "tool", "assistant"]
+
+
+def test_examples_say_what_a_call_was_for_where_it_is_not_the_agents_own(folder: RunFolder) -> None:
+    (one,) = evaluation([True], "x")
+    one.records[0] = replace(one.records[0], call=replace(one.records[0].call, kind="side"))
+    folder.write_rollouts("eval-before-sampled", [one])
+    folder.write_rollouts("eval-after-sampled", [one])
+    said = text_of(write_report(folder).read_text())
+    assert "user, side solve t0" in said and "assistant, side bash" in said and "tool Done." in said
 
 
 def test_hostile_text_is_only_text(folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from clawgym_env.errors import ConfigError
 from clawgym_env.proxy.session import CallRecord
 from clawgym_env.rollout import Rollout
 from clawgym_env.store import RunFolder, write_whole
+from clawgym_env.tree.filters import Kept
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.pack import PackedTree
 from clawgym_env.tree.prefix_tree import PrefixTree
@@ -83,7 +85,12 @@ def test_a_stored_call_reads_like_a_conversation(tmp_path: Path) -> None:
         "sampled_tokens": 2,
         "cached_tokens": 1,
         "finish_reason": "stop",
+        "continues": None,
         "kind": "main",
+        "agent": "main",
+        "segment": 0,
+        "spawned_by": None,
+        "confidence": 1.0,
         "sampling": {"temperature": 0.5, "top_p": 1.0, "top_k": 0, "max_tokens": 9, "seed": 2**62},
         "parent": 0,
         "messages": [{"role": "tool", "content": "out", "tool_call_id": "call0x0"}],
@@ -98,6 +105,18 @@ def test_a_stored_call_reads_like_a_conversation(tmp_path: Path) -> None:
         "started_s": 0.1235,
         "seconds": 1.0,
     }
+
+
+def test_what_filters_left_is_read_back(tmp_path: Path) -> None:
+    folder, whole, part = RunFolder(tmp_path), rollout("r/whole"), rollout("r/part")
+    part.kept = Kept(frozenset({1}), {1: 0.25}, Counter({"dead leaf": 2}))
+    folder.write_rollouts("a", [whole, part])
+    with np.load(tmp_path / "rollouts" / "a.npz") as arrays:
+        assert "r/part/credit" in arrays and "r/whole/credit" not in arrays, "as in files from before there was credit"
+    for a, b in zip([whole, part], folder.rollouts("a"), strict=True):
+        same(a.packed(), b.packed)
+    assert set(b.packed.call[b.packed.trainable].tolist()) == {1}
+    assert set(b.packed.credit[b.packed.trainable].tolist()) == {0.25}
 
 
 def test_a_verifier_may_score_in_numpy(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplaceme
 from clawgym_env.tree.pack import PackedTree
 from clawgym_env.types import Status
 from tests.trees import Call, assert_same_tree, packed_of_calls, packed_trees, path_of
-from torchrl_ext.data import call_rows, packed_of, path_rows, to_training_batch, tree_td
+from torchrl_ext.data import call_rows, packed_of, path_rows, rows_of, to_training_batch, tree_td
 from torchrl_ext.estimators import TreeGroupAdvantage
 
 TREE = packed_of_calls([Call([0, 1], [2, 3]), Call([0, 1, 2, 3, 4], [1]), Call([0, 1, 2, 3, 4], [2, 2])])
@@ -88,6 +88,28 @@ class TestBatch:
         assert td["batch", "n_rollouts"][0].item() == 2
         assert "advantage" not in td
         assert len(td) == len(TREE)
+
+    def test_credit_multiplies_the_advantage(self) -> None:
+        half = replace(TREE, credit=np.where(TREE.call == 1, np.float32(0.5), np.float32(1)))
+        other = tree_td(OTHER, reward=0, query="q", advantage=3)
+        td = to_training_batch([tree_td(half, reward=1, query="q", advantage=-2.0), other])
+        mask = td["masks", "all_assistant_mask"]
+        assert td["advantage"][mask].tolist() == [-2, -2, -1, -2, -2, 3]
+        assert td["advantage"].dtype == torch.float32
+        rows = call_rows(half, reward=1, query="q", advantage=-2.0).unbind(0)
+        assert [r["advantage"].item() for r in rows] == [-2, -1, -2]
+        with pytest.raises(ValueError, match="unequal credit"):
+            path_rows(half, reward=1, query="q", advantage=-2.0)
+        path_rows(half, reward=1, query="q")
+        even = path_rows(replace(half, credit=np.full(len(half), np.float32(0.5))), reward=1, query="q", advantage=-2.0)
+        assert [r["advantage"].item() for r in even.unbind(0)] == [-1, -1]
+
+    def test_rollouts_that_train_nothing_make_no_rows(self) -> None:
+        nothing = tree_td(packed_of_calls([Call([0, 1], [2])], keep=frozenset()), reward=1, query="q")
+        rows = rows_of([nothing, tree_td(OTHER, reward=1, query="q")]).unbind(0)
+        assert [r["tree", "rollout"].item() for r in rows] == [1]
+        with pytest.raises(ValueError, match="scored and trains"):
+            rows_of([nothing])
 
     def test_half_written_advantages_are_refused(self) -> None:
         with pytest.raises(ValueError, match="TreeGroupAdvantage"):

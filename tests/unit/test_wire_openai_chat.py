@@ -12,15 +12,16 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from clawgym_env.errors import WireError
-from clawgym_env.types import Message, ToolCall, ToolSpec
+from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import openai_chat as wire
+from clawgym_env.wire.base import Reply, Usage
 
 USER = {"role": "user", "content": "hi"}
 BASH = {"type": "function", "function": {"name": "bash", "description": "run", "parameters": {"type": "object"}}}
 
 
 def parse(**fields: Any) -> Any:
-    return wire.parse_request(orjson.dumps({"model": "policy", "messages": [USER], **fields}))
+    return wire.parse_request(orjson.dumps({"model": "policy", "messages": [USER], **fields}), {})
 
 
 def refusal(**fields: Any) -> WireError:
@@ -30,8 +31,9 @@ def refusal(**fields: Any) -> WireError:
     return caught.value
 
 
-def reply(message: Message, finish: Any = "stop") -> wire.Reply:
-    return wire.Reply("chatcmpl-1", 1_700_000_000, "policy", message, finish, wire.Usage(11, 7, 3))
+def reply(message: Message, finish: Any = "stop", *, usage: bool = True) -> Reply:
+    request = ChatRequest("policy", (), wants=frozenset({wire.INCLUDE_USAGE} if usage else ()))
+    return Reply(1, 1_700_000_000, request, message, finish, Usage(11, 7, 3))
 
 
 def test_a_whole_request_is_read() -> None:
@@ -61,19 +63,24 @@ def test_a_whole_request_is_read() -> None:
                 "stream": True,
                 "stream_options": {"include_usage": True},
                 "store": False,
+                "stop": ["END", ""],
+                "seed": 3,
+                "top_k": 20,
             }
-        )
+        ),
+        {},
     )
     assert request.messages == (
         Message("system", "be brief"),
-        Message("user", "ab"),
+        Message("user", "a\nb"),
         Message("assistant", "", "hm", (ToolCall("bash", {"x": 1}, "c1"), ToolCall("bash", "{broken", "c2"))),
         Message("tool", "ok", tool_call_id="c1"),
     )
     assert request.tools == (ToolSpec("bash", "run", {"type": "object"}),)
     assert (request.temperature, request.top_p, request.max_tokens) == (1.0, 0.5, 9)
-    assert request.stream and request.include_usage
-    assert request.extra == {"stream_options": {"include_usage": True}, "store": False}
+    assert (request.stop, request.seed, request.top_k) == (("END",), 3, 20)
+    assert request.stream and request.wants == {wire.INCLUDE_USAGE}
+    assert request.extra == {"store": False}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,6 @@ def test_a_whole_request_is_read() -> None:
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
         ("logit_bias", {"5": 1}),
-        ("stop", ["END"]),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("functions", [{"name": "f"}]),
@@ -107,16 +113,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> N
     [
         ("n", 1),
         ("logprobs", False),
-        ("stop", None),
-        ("stop", []),
         ("presence_penalty", 0.0),
         ("response_format", {"type": "text"}),
         ("user", "u"),
         ("parallel_tool_calls", True),
         ("reasoning_effort", "low"),
         ("prompt_cache_key", "k"),
-        ("seed", 3),
-        ("top_k", 20),
         ("never_heard_of", None),
     ],
 )
@@ -163,6 +165,9 @@ def test_harmless_fields_are_recorded(field: str, value: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_completion_tokens": True}, "max_completion_tokens"),
+        ({"stop": [3]}, "stop"),
+        ({"seed": "one"}, "seed"),
+        ({"top_k": 0.5}, "top_k"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 7}, "stream_options"),
     ],
@@ -179,7 +184,7 @@ def test_bad_types_name_the_field(fields: dict[str, Any], param: str | None) -> 
 )
 def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(WireError) as caught:
-        wire.parse_request(body)
+        wire.parse_request(body, {})
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
@@ -193,7 +198,7 @@ def test_images_and_the_like_are_refused(kind: str) -> None:
 def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     """Node harnesses cut long tool output by UTF-16 units; the JSON of half an emoji is not UTF-8."""
     request = wire.parse_request(
-        b'{"model": "p", "messages": [{"role": "user", "content": "cut \\ud83d, \\ud83d\\ude00"}]}'
+        b'{"model": "p", "messages": [{"role": "user", "content": "cut \\ud83d, \\ud83d\\ude00"}]}', {}
     )
     assert request.messages[0].content == "cut \ufffd, \U0001f600"
 
@@ -236,7 +241,7 @@ def tool_calls(message: Any) -> list[tuple[str, str, str]]:
 def test_streamed_equals_unstreamed(name: str, finish: str) -> None:
     answer = reply(MESSAGES[name], finish)
     whole = ChatCompletion.model_validate(wire.render_reply(answer))
-    streamed = accumulated([*wire.stream_deltas(answer), *wire.stream_end(answer, include_usage=True)])
+    streamed = accumulated([*wire.stream_deltas(answer), *wire.stream_end(answer)])
     a, b = whole.choices[0], streamed.choices[0]
     assert a.finish_reason == b.finish_reason
     assert a.message.content == b.message.content
@@ -257,11 +262,12 @@ def test_streamed_equals_unstreamed(name: str, finish: str) -> None:
     ],
 )
 def test_a_truncated_answer_never_ends_in_tool_calls(name: str, finish: str, on_the_wire: str) -> None:
-    assert reply(MESSAGES[name], finish).wire_finish_reason == on_the_wire
+    whole = wire.render_reply(reply(MESSAGES[name], finish))
+    assert whole["choices"][0]["finish_reason"] == on_the_wire
 
 
 def test_usage_is_streamed_only_on_request() -> None:
-    events = list(wire.stream_end(reply(MESSAGES["text"]), include_usage=False))
+    events = list(wire.stream_end(reply(MESSAGES["text"], usage=False)))
     assert len(events) == 2 and b"prompt_tokens" not in b"".join(events)
 
 
@@ -281,7 +287,7 @@ CALLS = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), JSON
 def test_a_rendered_message_is_read_back_as_it_was(content: str, reasoning: str | None, calls: list[ToolCall]) -> None:
     message = Message("assistant", content, reasoning, tuple(calls))
     body = orjson.dumps({"model": "p", "messages": [wire.message_json(message)]})
-    assert wire.parse_request(body).messages == (message,)
+    assert wire.parse_request(body, {}).messages == (message,)
 
 
 def test_errors_are_in_the_apis_form() -> None:
@@ -289,10 +295,5 @@ def test_errors_are_in_the_apis_form() -> None:
     body = {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "unsupported_parameter"}}
     assert wire.render_error(error) == body
     assert wire.render_error(WireError("no", status=500))["error"]["type"] == "server_error"
-    event, done = wire.stream_error(error)
+    event, done = wire.stream_error(error, None)
     assert orjson.loads(event[6:]) == body and done == b"data: [DONE]\n\n"
-
-
-def test_models_say_how_long_a_context_is() -> None:
-    body = wire.render_models(["policy"], 4096)
-    assert body["data"][0]["id"] == "policy" and body["data"][0]["max_model_len"] == 4096

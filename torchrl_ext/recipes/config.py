@@ -109,6 +109,17 @@ class EvalStage(Settings):
     validation: int = Field(28, ge=0)
 
 
+class FilterSettings(Settings):
+    """Which calls of a rollout train; see ``docs/method.md``. Side calls never do."""
+
+    dead_leaves: bool = True
+    """Of each agent's each segment only the leaf with the longest continuation trains."""
+    max_leaves: int | None = Field(None, ge=1)
+    """A rollout that would train more leaves than this trains none."""
+    subagent_credit: Literal["exclude", "broadcast", "split"] = "exclude"
+    compaction_credit: Literal["exclude", "broadcast", "split"] = "exclude"
+
+
 class RunSettings(Settings):
     """What every recipe shares."""
 
@@ -129,6 +140,7 @@ class RunSettings(Settings):
     timeout_s: float = Field(60.0, gt=0)
     model: str | None = None
     """Run folder or Hugging Face folder to start from; ``None`` makes a small policy from scratch."""
+    filters: FilterSettings = FilterSettings()
 
 
 class QuickstartConfig(RunSettings):

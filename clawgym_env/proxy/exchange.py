@@ -1,0 +1,145 @@
+"""One HTTP request and its response, in ASGI's terms: bodies with a limit, streams that are held open, clients that leave.
+
+Invariant: a response is begun once and ended once, whatever happens; a client that leaves cancels the work done for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import orjson
+
+from clawgym_env.errors import WireError
+from clawgym_env.types import ChatRequest
+from clawgym_env.wire.base import Wire
+
+MAX_BODY_BYTES = 64 << 20
+KEEP_ALIVE_S = 10.0
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+class Exchange:
+    """See the module's invariant.
+
+    Attributes:
+        wire: Whose forms the response takes.
+        headers: Of the request, names in lower case.
+        request: What was asked, once it is known.
+        gone: The client has left.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire) -> None:
+        self._receive = receive
+        self._send = send
+        self._streaming = False
+        self.wire = wire
+        self.headers: Mapping[str, str] = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        self.request: ChatRequest | None = None
+        self.gone = False
+
+    async def body(self) -> bytes:
+        """The request's body.
+
+        Raises:
+            WireError: it is too large, or says that it is no JSON.
+            ClientGone: the client left before it was whole.
+        """
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and not kind.endswith(("/json", "+json")):
+            raise WireError(f"the request body must be application/json, not {kind}", status=415)
+        parts, size = [], 0
+        while True:
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise ClientGone
+            part = event.get("body", b"")
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise WireError(f"the request body exceeds {MAX_BODY_BYTES} bytes", status=413)
+            parts.append(part)
+            if not event.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @asynccontextmanager
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+        """Runs a coroutine as a task that is cancelled when the client leaves, or when the caller does.
+
+        Raises:
+            ClientGone: the client left before the work was done.
+        """
+        task = asyncio.create_task(work)
+        watch = asyncio.create_task(self._watch(task))
+        try:
+            yield task
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            raise ClientGone from None
+        finally:
+            watch.cancel()
+            task.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    async def _watch(self, task: asyncio.Task[T]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        task.cancel()
+
+    async def hold(self, pending: asyncio.Task[T]) -> None:
+        """Opens the stream and keeps the client waiting until a task is done."""
+        assert self.request is not None
+        await self._start_stream()
+        while not pending.done():
+            await asyncio.wait([pending], timeout=KEEP_ALIVE_S)
+            if not pending.done():
+                await self.write([self.wire.keep_alive(self.request)])
+
+    async def refuse(self, error: WireError) -> None:
+        """Ends the response with an error: with its status, or as an event where a client looks for it there."""
+        in_stream = self.request is not None and self.request.stream and error.code in self.wire.IN_STREAM
+        if self._streaming or in_stream:
+            await self.write(self.wire.stream_error(error, self.request))
+            await self.end()
+        else:
+            await self.json(self.wire.render_error(error), error.status)
+
+    async def json(self, payload: object, status: int = 200) -> None:
+        """Sends a whole response."""
+        body = orjson.dumps(payload)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def empty(self, status: int = 200) -> None:
+        """Sends a response without a body."""
+        headers = [(b"content-length", b"0")]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start_stream(self) -> None:
+        assert self.request is not None
+        self._streaming = True
+        headers = [(b"content-type", self.wire.stream_type(self.request)), (b"cache-control", b"no-cache")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, events: Iterable[bytes]) -> None:
+        """Sends events, and the stream's headers before the first."""
+        if not self._streaming:
+            await self._start_stream()
+        await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+
+    async def end(self) -> None:
+        """Ends a stream."""
+        await self._send({"type": "http.response.body", "body": b""})

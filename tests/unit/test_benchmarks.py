@@ -1,0 +1,84 @@
+"""Each benchmark runs at a tiny size and measures what it says it does; nothing here asserts a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, tmp_path: Path, *options: str) -> tuple[Any, str]:
+    """A script's JSON and what it printed."""
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--out", str(out), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_tree_attach(tmp_path: Path) -> None:
+    results, printed = run("tree_attach.py", tmp_path, "--size", "0.03", "--rounds", "1")
+    assert set(results["shapes"]) == {"chain", "agents", "long"}
+    for name, row in results["shapes"].items():
+        assert row["agree"], "every structure finds the same prefixes"
+        assert {"ours", "ours_from_root", "radix", "trie", "memcmp"} <= set(row["ns_a_token"])
+        assert row["ns_a_token"].keys() - {"memcmp"} == row["stored_bytes_a_unique_token"].keys()
+        # Eight bytes a token; 12 more where it was sampled, and the objects around it.
+        assert 8 < row["stored_bytes_a_unique_token"]["ours"] < row["stored_bytes_a_unique_token"]["radix"]
+        assert name in printed
+    chain = results["shapes"]["chain"]
+    assert (chain["calls"], chain["unique_tokens"]) == (6, 3_000)
+    assert chain["prompt_tokens"] == sum(500 * k + 400 for k in range(6))
+    agents = results["shapes"]["agents"]
+    assert agents["unique_tokens"] < agents["prompt_tokens"]
+
+
+def test_peers_share_what_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from peers.radix import RadixTree  # type: ignore[import-not-found]
+    from peers.trie import TokenTrie  # type: ignore[import-not-found]
+
+    for tree in (RadixTree(), TokenTrie()):
+        assert tree.attach([1, 2, 3], [4, 5]) == 0
+        assert tree.attach([1, 2, 3, 4, 5, 6], [7]) == 5
+        assert tree.attach([1, 2, 9], [8]) == 2, "a fork in mid-node"
+        assert tree.attach([1, 2], [3, 3]) == 2
+        assert tree.attach([1, 2, 3, 3, 5], [5]) == 4
+        assert tree.unique_tokens == 12
+
+
+def test_proxy_overhead(tmp_path: Path) -> None:
+    results, _ = run("proxy_overhead.py", tmp_path, "--tiny")
+    assert set(results["cpu_us_a_request"]) == {f"{kb} KB {kind}" for kb in (1, 100) for kind in ("plain", "streamed")}
+    for row in results["cpu_us_a_request"].values():
+        assert row["own"] == pytest.approx(row["ours"] - row["echo"]) and row["echo"] > 0
+        assert row["body_kb"] > 0.8
+    assert list(results["growth"]) == ["1", "3", "6"]
+    sizes = [row["body_kb"] for row in results["growth"].values()]
+    assert sizes == sorted(set(sizes))
+    assert {"ours, 5 chunks", "ours, 12 chunks", "ours, each chunk more", "echo, 5 chunks"} <= set(results["sse"])
+    assert results["latency"]["echo"]["added_p50_us"] == 0 < results["latency"]["ours"]["p50_us"]
+    for case in ("1 KB plain", "100 KB plain"):
+        parts = dict(results["chat_format_us"][case])
+        assert parts.pop("chat format") == pytest.approx(sum(parts.values())) and set(parts) == {
+            "prompt", "extend", "parse"
+        }  # fmt: skip
+    assert set(results["not_installed"]) <= {"vllm-router", "LiteLLM"}
+
+
+def test_session_scale(tmp_path: Path) -> None:
+    results, printed = run("session_scale.py", tmp_path, "--tiny")
+    assert (results["calls"], results["matched_calls"], len(results["cpu_us_a_call"])) == (6, 4, 2)
+    assert results["unique_tokens"] < results["total_tokens"]
+    assert results["sent_mb"] > 0.01 and results["peak_rss_growth_mb"] >= 0
+    assert 8 < results["tree_bytes_a_unique_token"] < results["session_bytes_a_unique_token"]
+    assert results["last_over_first"] == pytest.approx(results["cpu_us_a_call_last"] / results["cpu_us_a_call_first"])
+    assert "matched_calls" in printed

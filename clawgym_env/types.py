@@ -53,7 +53,7 @@ class ToolSpec:
 
     Attributes:
         parameters: JSON schema of its arguments.
-        free_text: The harness takes one text rather than an object: the model is offered one string argument, ``input``.
+        free_text: The harness takes a text rather than an object: the model is offered one string argument, ``input``.
     """
 
     name: str

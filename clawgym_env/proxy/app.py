@@ -23,7 +23,7 @@ from clawgym_env.proxy.exchange import ClientGone, Exchange, Receive, Scope, Sen
 from clawgym_env.proxy.routes import Target, resolve
 from clawgym_env.proxy.session import Draft, Session
 from clawgym_env.wire import models
-from clawgym_env.wire.base import Reply, Usage, Wire
+from clawgym_env.wire.base import Memo, Reply, Usage, Wire
 
 #: The name that stands for the policy in lists of models; any name that no frozen model has means it too.
 POLICY = "policy"
@@ -37,6 +37,7 @@ class Proxy:
     def __init__(self) -> None:
         self._live: dict[str, Session] = {}
         self._keys: dict[str, Session] = {}
+        self._memos: dict[str, dict[Wire, Memo]] = {}
         self._ended: set[str] = set()
         self.app = self._serve
 
@@ -51,12 +52,13 @@ class Proxy:
         self._ended.discard(session.rollout_id)
         self._live[session.rollout_id] = session
         self._keys[session.key] = session
+        self._memos[session.rollout_id] = {}
 
     def unregister(self, rollout_id: str) -> None:
         """Closes a rollout's endpoint; late calls are answered 410."""
         session = self._live.pop(rollout_id, None)
         if session is not None:
-            del self._keys[session.key]
+            del self._keys[session.key], self._memos[rollout_id]
             self._ended.add(rollout_id)
 
     def is_live(self, session: Session) -> bool:
@@ -136,7 +138,8 @@ class Proxy:
         body = await exchange.body()
         # What fails without sampling is refused with its own status: harnesses compact on a 400, not on an event.
         with _refusals(wire):
-            request = exchange.request = wire.parse_request(body, params)
+            memo = self._memos[session.rollout_id].setdefault(wire, Memo())
+            request = exchange.request = wire.parse_request(body, params, memo)
             async with exchange.unless_gone(session.admit(request, exchange.headers)) as admission:
                 admitted = await admission
         with _refusals(wire):

@@ -1,4 +1,4 @@
-"""One HTTP request and its response, in ASGI's terms: bodies with a limit, streams that are held open, clients that leave.
+"""One HTTP request and its response, in ASGI's terms: bodies with a limit, streams held open, clients that leave.
 
 Invariant: a response is begun once and ended once, whatever happens; a client that leaves cancels the work done for it.
 """

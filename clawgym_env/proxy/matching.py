@@ -217,7 +217,7 @@ class History:
                 (child, new), turn = turn, None
             elif message.role == "assistant":
                 only = node.replies[0] if len(node.replies) == 1 else None
-                if only is not None and only.echo is not None and message == only.echo[0]:
+                if only is not None and only.echo is not None and _equal(message, only.echo[0]):
                     child, new = only, only.echo[1]
                 else:
                     options = self._options(node, message)
@@ -262,7 +262,7 @@ class History:
 
     def _overlooked(self, node: _Node, message: Message) -> frozenset[Tolerance] | None:
         """In what a message differs from a node's, where all of that is tolerated."""
-        if node.echo is not None and message == node.echo[0]:
+        if node.echo is not None and _equal(message, node.echo[0]):
             return node.echo[1]
         found = differences(node.message, message)
         if found is None or not found <= self._dialect.tolerates:
@@ -323,6 +323,11 @@ class History:
                 call = self._telling.get(message.content.strip())
             if call is not None:
                 yield call
+
+
+def _equal(message: Message, other: Message) -> bool:
+    """Equality that knows the same object: what a request tells again was mostly read only once."""
+    return message is other or message == other
 
 
 def _plain(message: Message) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import base
-from clawgym_env.wire.base import Reply, Usage, arguments_object, arguments_text, original_arguments
+from clawgym_env.wire.base import Memo, Reply, Usage, arguments_object, arguments_text, original_arguments
 from clawgym_env.wire.sse import named_event
 
 IN_STREAM: frozenset[str] = frozenset()
@@ -44,10 +44,10 @@ _OUTPUT_HARMLESS = frozenset({"effort", "task_budget"})
 _CHOICE_HARMLESS = frozenset({"disable_parallel_tool_use"})
 
 
-def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
+def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
     data = base.load_object(body)
-    request = _request(data)
+    request = _request(data, memo or Memo())
     if request.max_tokens is None:
         raise WireError("max_tokens: Field required", param="max_tokens")
     if data["messages"][-1]["role"] == "assistant":
@@ -61,7 +61,7 @@ def parse_count_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
     Raises:
         WireError: as :func:`parse_request`.
     """
-    return _request(base.load_object(body))
+    return _request(base.load_object(body), Memo())
 
 
 def render_token_count(tokens: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _signed(signature: str) -> str:
         return ""
 
 
-def _request(data: Mapping[str, Any]) -> ChatRequest:
+def _request(data: Mapping[str, Any], memo: Memo) -> ChatRequest:
     extra = base.check_fields(data, read=_READ, harmless=_HARMLESS, neutral=_NEUTRAL)
     output = base.optional(data, "output_config", dict) or {}
     base.check_fields(output, read=(), harmless=_OUTPUT_HARMLESS, neutral={}, where="output_config.")
@@ -229,7 +229,7 @@ def _request(data: Mapping[str, Any]) -> ChatRequest:
     extra |= base.check_fields(choice, read={"type"}, harmless=_CHOICE_HARMLESS, neutral={}, where="tool_choice.")
     return ChatRequest(
         model=base.expect(data, "model", str),
-        messages=_messages(data),
+        messages=_messages(data, memo),
         tools=() if choice["type"] == "none" else tools,
         temperature=base.number(data, "temperature", 0.0, 1.0),
         top_p=base.number(data, "top_p", 0.0, 1.0),
@@ -254,14 +254,14 @@ def _tool(data: Any, where: str) -> ToolSpec:
     return ToolSpec(name, description, base.schema(data.get("input_schema"), f"{where}.input_schema"))
 
 
-def _messages(data: Mapping[str, Any]) -> tuple[Message, ...]:
+def _messages(data: Mapping[str, Any], memo: Memo) -> tuple[Message, ...]:
     turns = base.expect(data, "messages", list)
     if not turns:
         raise WireError("messages: at least one message is required", param="messages")
     system = _text(data.get("system"), "system")
     out = [Message("system", system)] if system else []
-    for i, turn in enumerate(turns):
-        out.extend(_turn(turn, f"messages[{i}]"))
+    for told in memo.read(turns, lambda turn, i: _turn(turn, f"messages[{i}]")):
+        out += told
     return tuple(out)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -20,6 +20,10 @@ from clawgym_env.types import ChatRequest, FinishReason, Message
 
 #: Brackets that a text may open before its nesting is looked at, and levels that we may put around it.
 _LEVELS, _MARGIN = 150, 40
+#: Requests whose messages a memo keeps.
+_REMEMBERED = 3
+
+T = TypeVar("T")
 
 #: Key under which arguments that are no JSON object are shown on a wire that takes objects only.
 RAW_ARGUMENTS = "raw_arguments"
@@ -64,6 +68,37 @@ class Reply:
         return bool(self.message.tool_calls) and self.finish_reason != "length"
 
 
+class Memo:
+    """What a rollout's requests told before: a harness tells its whole history again with each call.
+
+    Lists are compared as they came, by Python's equality, so that only what is new is read. The latest few are kept, as
+    agents of one rollout take turns; each is one request's messages.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[list[Any], list[Any]]] = []
+
+    def read(self, told: list[Any], read: Callable[[Any, int], T]) -> list[T]:
+        """What ``read(item, position)`` gives for each item."""
+        shared, at = 0, None
+        for k, (known, _) in enumerate(self._known):
+            length = _common_prefix(known, told)
+            if length > shared:
+                shared, at = length, k
+        out: list[T] = self._known.pop(at)[1][:shared] if at is not None else []
+        out += [read(item, i) for i, item in enumerate(told[shared:], shared)]
+        self._known.insert(0, (told, out))
+        del self._known[_REMEMBERED:]
+        return out
+
+
+def _common_prefix(one: list[Any], other: list[Any]) -> int:
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
+    return next(i for i in range(length) if one[i] != other[i])
+
+
 class Wire(Protocol):
     """A wire module.
 
@@ -73,11 +108,12 @@ class Wire(Protocol):
 
     IN_STREAM: frozenset[str]
 
-    def parse_request(self, body: bytes, params: Mapping[str, str]) -> ChatRequest:
+    def parse_request(self, body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
         """Reads a request.
 
         Args:
             params: Path and query parameters, for APIs that put the model there.
+            memo: What this wire has read for the same rollout.
 
         Raises:
             WireError: malformed, or asking for something that cannot be honoured; ``param`` names the field.

@@ -13,7 +13,7 @@ import orjson
 from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, ToolSpec
 from clawgym_env.wire import base
-from clawgym_env.wire.base import Reply, Usage
+from clawgym_env.wire.base import Memo, Reply, Usage
 from clawgym_env.wire.gemini_contents import as_object, camel, read_contents, read_system, render_parts
 from clawgym_env.wire.sse import data_event
 
@@ -39,13 +39,13 @@ _CONFIG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
+def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request; see :class:`clawgym_env.wire.base.Wire`.
 
     Args:
         params: ``model`` and ``method`` from the path, ``alt`` from the query.
     """
-    request = _request(base.load_object(body), params)
+    request = _request(base.load_object(body), params, memo or Memo())
     if request.messages[-1].role == "assistant":
         raise WireError(
             "Please ensure that multiturn requests ends with a user role or a function response.", param="contents"
@@ -57,10 +57,10 @@ def parse_count_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
     """Reads a request whose prompt is to be counted: its fields, or all of it under ``generateContentRequest``."""
     data = camel(base.load_object(body))
     whole = base.optional(data, "generateContentRequest", dict)
-    return _request(data if whole is None else whole, params)
+    return _request(data if whole is None else whole, params, Memo())
 
 
-def _request(body: Mapping[str, Any], params: Mapping[str, str]) -> ChatRequest:
+def _request(body: Mapping[str, Any], params: Mapping[str, str], memo: Memo) -> ChatRequest:
     data = camel(body)
     config = as_object(data.get("generationConfig") or {}, "generationConfig")
     where = "generationConfig."
@@ -84,7 +84,7 @@ def _request(body: Mapping[str, Any], params: Mapping[str, str]) -> ChatRequest:
     top_k = base.number(config, "topK", 0, 1 << 31, where)
     return ChatRequest(
         model=params["model"].removeprefix("models/"),
-        messages=(*read_system(data.get("systemInstruction")), *read_contents(data.get("contents"))),
+        messages=(*read_system(data.get("systemInstruction")), *read_contents(data.get("contents"), memo)),
         tools=_tools(data),
         temperature=base.number(config, "temperature", 0.0, 2.0, where),
         top_p=base.number(config, "topP", 0.0, 1.0, where),

@@ -22,7 +22,7 @@ import orjson
 from clawgym_env.errors import WireError
 from clawgym_env.types import Message, ToolCall
 from clawgym_env.wire import base
-from clawgym_env.wire.base import arguments_object, original_arguments
+from clawgym_env.wire.base import Memo, arguments_object, original_arguments
 
 #: A part and its path in the body.
 Placed = tuple[str, dict[str, Any]]
@@ -119,7 +119,7 @@ def read_system(data: Any) -> list[Message]:
     return [Message("system", text)] if text else []
 
 
-def read_contents(data: Any) -> list[Message]:
+def read_contents(data: Any, memo: Memo) -> list[Message]:
     """The messages of ``contents``; there is at least one.
 
     Raises:
@@ -128,7 +128,7 @@ def read_contents(data: Any) -> list[Message]:
     contents = [data] if isinstance(data, dict) else data
     if not isinstance(contents, list) or not contents:
         raise WireError("contents is not specified: it must be an array with at least one content", param="contents")
-    turns = [_content(content, f"contents[{i}]") for i, content in enumerate(contents)]
+    turns = memo.read(contents, lambda content, i: _content(content, f"contents[{i}]"))
     messages: list[Message] = []
     unanswered: list[ToolCall] = []
     for sampled, group in groupby(turns, key=lambda turn: turn[0]):

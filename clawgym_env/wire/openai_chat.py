@@ -8,7 +8,7 @@ from typing import Any
 from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, Role, ToolCall, ToolSpec
 from clawgym_env.wire import base
-from clawgym_env.wire.base import Reply, Usage, arguments_text, parse_arguments
+from clawgym_env.wire.base import Memo, Reply, Usage, arguments_text, parse_arguments
 from clawgym_env.wire.sse import COMMENT, DONE, data_event
 
 IN_STREAM: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
+def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
     data = base.load_object(body)
     extra = base.check_fields(data, read=_READ, harmless=_HARMLESS, neutral=_NEUTRAL)
@@ -57,7 +57,7 @@ def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
     usage = (base.optional(data, "stream_options", dict) or {}).get("include_usage")
     return ChatRequest(
         model=base.expect(data, "model", str),
-        messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
+        messages=tuple((memo or Memo()).read(messages, lambda m, i: _message(m, f"messages[{i}]"))),
         tools=tools,
         temperature=base.number(data, "temperature", 0.0, 2.0),
         top_p=base.number(data, "top_p", 0.0, 1.0),

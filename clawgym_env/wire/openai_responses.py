@@ -21,7 +21,7 @@ from typing import Any
 from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, Role, ToolCall, ToolSpec
 from clawgym_env.wire import base, openai_chat
-from clawgym_env.wire.base import Reply, Usage, arguments_text, parse_arguments
+from clawgym_env.wire.base import Memo, Reply, Usage, arguments_text, parse_arguments
 from clawgym_env.wire.sse import COMMENT, named_event
 
 #: Codex makes room only where this comes as ``response.failed``; as an HTTP status it is any bad request to it.
@@ -76,7 +76,7 @@ _TOOL_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
+def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
     data = base.load_object(body)
     for key in _STATEFUL:
@@ -95,7 +95,7 @@ def parse_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
         extra |= {f"tools[{i}].{key}": value for key, value in recorded.items()}
     return ChatRequest(
         model=base.expect(data, "model", str),
-        messages=_messages(data),
+        messages=_messages(data, memo or Memo()),
         tools=() if extra.get("tool_choice") == "none" else tuple(tools),
         temperature=base.number(data, "temperature", 0.0, 2.0),
         top_p=base.number(data, "top_p", 0.0, 1.0),
@@ -337,17 +337,15 @@ def _tool(data: Any, where: str) -> tuple[ToolSpec, dict[str, Any]]:
     return ToolSpec(name, description, FREE_TEXT_PARAMETERS, free_text=True), recorded
 
 
-def _messages(data: Mapping[str, Any]) -> tuple[Message, ...]:
+def _messages(data: Mapping[str, Any], memo: Memo) -> tuple[Message, ...]:
     items = data.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
         raise WireError("input must be a string or a list of items, and not empty", param="input")
     conversation = _Conversation()
-    for i, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise WireError("an item must be a JSON object", param=f"input[{i}]")
-        conversation.add(item, f"input[{i}]")
+    for item in memo.read(items, lambda item, i: _item(item, f"input[{i}]")):
+        conversation.add(item)
     conversation.end_turn()
     messages = conversation.messages
     if not messages or messages[-1].role == "assistant":
@@ -364,6 +362,10 @@ _TEXT_PARTS: Mapping[str, str] = {"input_text": "text", "output_text": "text", "
 _REASONING_PARTS: Mapping[str, str] = {"summary_text": "text", "reasoning_text": "text", "text": "text"}
 
 
+#: A message, a call, or a thought.
+_Item = Message | ToolCall | str
+
+
 @dataclass(slots=True)
 class _Conversation:
     """Messages from items; the assistant turn that is still open is kept apart."""
@@ -373,25 +375,18 @@ class _Conversation:
     _said: str | None = None
     _calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, item: Mapping[str, Any], where: str) -> None:
-        kind = item.get("type") or ("message" if "role" in item else None)
-        at = f"{where}."
-        if kind == "message":
-            self._message(item, at)
-        elif kind == "reasoning":
+    def add(self, item: _Item) -> None:
+        if isinstance(item, ToolCall):
+            self._calls.append(item)
+        elif isinstance(item, str):
             self._end_spoken_turn()
-            self._thoughts.append(_reasoning(item, at))
-        elif kind == "function_call":
-            arguments = parse_arguments(base.expect(item, "arguments", str, at))
-            self._calls.append(_call(item, arguments, at))
-        elif kind == "custom_tool_call":
-            self._calls.append(_call(item, {"input": base.expect(item, "input", str, at)}, at))
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            self.end_turn()
-            output = _text(item.get("output"), f"{at}output", sampled=False)
-            self.messages.append(Message("tool", output, tool_call_id=base.expect(item, "call_id", str, at)))
+            self._thoughts.append(item)
+        elif item.role == "assistant":
+            self._end_spoken_turn()
+            self._said = item.content
         else:
-            raise WireError(f"an item of type {kind!r} cannot be honoured here", param=where)
+            self.end_turn()
+            self.messages.append(item)
 
     def end_turn(self) -> None:
         reasoning = base.join_text(self._thoughts, sampled=True) or None
@@ -403,17 +398,27 @@ class _Conversation:
         if self._said is not None or self._calls:
             self.end_turn()
 
-    def _message(self, item: Mapping[str, Any], at: str) -> None:
+
+def _item(item: Any, where: str) -> _Item:
+    if not isinstance(item, dict):
+        raise WireError("an item must be a JSON object", param=where)
+    kind = item.get("type") or ("message" if "role" in item else None)
+    at = f"{where}."
+    if kind == "message":
         role = _ROLES.get(str(item.get("role")))
         if role is None:
             raise WireError(f"unknown role {item.get('role')!r}", param=f"{at}role")
-        text = _text(item.get("content"), f"{at}content", sampled=role == "assistant")
-        if role == "assistant":
-            self._end_spoken_turn()
-            self._said = text
-        else:
-            self.end_turn()
-            self.messages.append(Message(role, text))
+        return Message(role, _text(item.get("content"), f"{at}content", sampled=role == "assistant"))
+    if kind == "reasoning":
+        return _reasoning(item, at)
+    if kind == "function_call":
+        return _call(item, parse_arguments(base.expect(item, "arguments", str, at)), at)
+    if kind == "custom_tool_call":
+        return _call(item, {"input": base.expect(item, "input", str, at)}, at)
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = _text(item.get("output"), f"{at}output", sampled=False)
+        return Message("tool", output, tool_call_id=base.expect(item, "call_id", str, at))
+    raise WireError(f"an item of type {kind!r} cannot be honoured here", param=where)
 
 
 def _call(item: Mapping[str, Any], arguments: Mapping[str, Any] | str, at: str) -> ToolCall:

@@ -273,7 +273,8 @@ def test_a_rollout_that_ends_during_a_call_keeps_its_record(stream: bool) -> Non
 def test_leaving_the_server_ends_what_is_pending() -> None:
     async def scenario(it: World) -> None:
         it.http.timeout = httpx.Timeout(5)
-        tasks = [asyncio.create_task(it.http.post(it.url, json={**BODY, "model": f"m{s}", "stream": s})) for s in (False, True)]
+        bodies = [{**BODY, "model": f"m{s}", "stream": s} for s in (False, True)]
+        tasks = [asyncio.create_task(it.http.post(it.url, json=body)) for body in bodies]
         calls = [await it.stepwise.next_call() for _ in tasks]
         await it.server.__aexit__(None, None, None)
         assert all(c.answer.cancelled() for c in calls)

@@ -17,9 +17,10 @@ import argparse
 import asyncio
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class Plan:
     rate: float = 40.0
     seconds: float = 10.0
 
+    @property
+    def short(self) -> Plan:
+        """Up to bodies of 100 KB only."""
+        return replace(self, calls=self.marks[1] + 2, marks=self.marks[:2])
+
 
 TINY = Plan(rounds=1, small=2, grown=1, calls=6, marks=(1, 3, 6), rate=200.0, seconds=0.5)
 
@@ -61,6 +67,7 @@ class Window:
     requests: list[bytes]
     cpu_us: float
     chunks: float
+    chat_format_us: dict[str, float] = field(default_factory=dict)
 
     @property
     def body_kb(self) -> float:
@@ -115,11 +122,13 @@ def _talk(
     spent: dict[int, float] = {}
     requests: dict[int, list[bytes]] = {}
     chunks: dict[int, int] = {}
+    methods: dict[int, Counter[str]] = {}
     with rollouts.opened(count, tools) as names, Client(rollouts.served, CONNECTIONS) as client:
         talks = [Conversation(name, opening=sizes[0], shown=sizes[1], stream=stream) for name in names]
         for number in range(1, calls + 1):
             bodies = [talk.body() for talk in talks]
             asked = [rollouts.served.request(b, rollout=talk.name) for b, talk in zip(bodies, talks, strict=True)]
+            rollouts.served.tell("metered")
             answers, cpu_us = client.ask(asked)
             for talk, answer in zip(talks, answers, strict=True):
                 talk.hear(answer)
@@ -128,8 +137,15 @@ def _talk(
                 spent[mark] = spent.get(mark, 0.0) + cpu_us
                 requests.setdefault(mark, []).extend(bodies)
                 chunks[mark] = chunks.get(mark, 0) + _chunks(answers, stream)
+                methods.setdefault(mark, Counter()).update(rollouts.served.tell("metered"))
     return {
-        mark: Window(asked, spent[mark] / len(asked), chunks[mark] / len(asked)) for mark, asked in requests.items()
+        mark: Window(
+            asked,
+            spent[mark] / len(asked),
+            chunks[mark] / len(asked),
+            {name: ns / 1e3 / len(asked) for name, ns in methods[mark].items()},
+        )
+        for mark, asked in requests.items()
     }
 
 
@@ -152,7 +168,7 @@ def overhead(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str, 
     for number in range(-1, plan.rounds):  # round -1 warms up
         for stream in (False, True):
             kind = "streamed" if stream else "plain"
-            windows = grown(rollouts, plan, stream=stream)
+            windows = grown(rollouts, plan.short if stream else plan, stream=stream)
             first = small(rollouts, plan.small, stream=stream)
             ours = {f"1 KB {kind}": first, f"100 KB {kind}": windows[plan.marks[1]]}
             for case, window in ours.items():
@@ -200,9 +216,8 @@ def chunk_cost(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str
     few, many = rows.values()
     sizes = [float(name.split()[1]) for name in rows]
     rows["ours, each chunk more"] = {"us_a_chunk": (many["added_us"] - few["added_us"]) / (sizes[1] - sizes[0])}
-    bodies = pairs[0][0].requests[: 3 * plan.small]
     for name, other in others.items():
-        plain, streamed = (replay(other, bodies, stream=stream) for stream in (False, True))
+        plain, streamed = (replay(other, window.requests, stream=bool(k)) for k, window in enumerate(pairs[0]))
         added = streamed.cpu_us - plain.cpu_us
         rows[f"{name}, {streamed.chunks:g} chunks"] = {"added_us": added, "us_a_chunk": added / streamed.chunks}
     return rows
@@ -212,16 +227,15 @@ def chat_format(proxy: Served, plan: Plan) -> dict[str, Any]:
     """What rendering and parsing take of a request. After this the server is slower: it reads clocks."""
     rollouts = Rollouts(proxy)
     proxy.tell("meter")
+    rounds = []
+    for _ in range(plan.rounds):
+        large = grown(rollouts, plan.short, stream=False)[plan.marks[1]]
+        rounds.append({"1 KB": small(rollouts, plan.small, stream=False), "100 KB": large})
     out = {}
-    for case in ("1 KB plain", "100 KB plain"):
-        if case == "1 KB plain":
-            requests = len(small(rollouts, plan.small, stream=False).requests)
-        else:
-            grown(rollouts, Plan(grown=1, calls=plan.marks[1], marks=plan.marks[:2]), stream=False)
-            requests = plan.marks[1]
-        spent = proxy.tell("metered")
-        out[case] = {name: ns / 1e3 / requests for name, ns in spent.items()}
-        out[case]["chat format"] = sum(spent.values()) / 1e3 / requests
+    for case in rounds[0]:
+        names = sorted({name for windows in rounds for name in windows[case].chat_format_us})
+        parts = {name: statistics.median(w[case].chat_format_us.get(name, 0.0) for w in rounds) for name in names}
+        out[case] = {**parts, "chat format": sum(parts.values())}
     return out
 
 
@@ -293,9 +307,7 @@ def profile(proxy: Served, plan: Plan) -> None:
     rollouts = Rollouts(proxy)
     runs: dict[str, Callable[[], Any]] = {
         "bodies of 1 KB": lambda: small(rollouts, plan.small, stream=False),
-        "bodies up to 100 KB": lambda: grown(
-            rollouts, Plan(grown=plan.grown, calls=plan.marks[1], marks=plan.marks[:2]), stream=False
-        ),
+        "bodies up to 100 KB": lambda: grown(rollouts, plan.short, stream=False),
     }
     for name, run in runs.items():
         proxy.tell("start_profile")
@@ -329,10 +341,13 @@ def main() -> None:
         results["sse"] = chunk_cost(proxy, others, plan)
         results["latency"] = latency(proxy, others, plan)
         results["chat_format_us"] = chat_format(proxy, plan)
+        for case, row in results["cpu_us_a_request"].items():
+            chat = results["chat_format_us"][case.rpartition(" ")[0]]
+            row["own without chat format"] = row["own"] - chat["chat format"]
         results["not_installed"] = missing
     for title, key in (
         ("CPU us a request", "cpu_us_a_request"),
-        ("the chat format's part, us a request (up to 100 KB: the mean of 50 calls)", "chat_format_us"),
+        ("the chat format's part, CPU us a request", "chat_format_us"),
         ("growth: call of a rollout", "growth"),
         ("what streaming adds, CPU us", "sse"),
         (f"latency, {CONCURRENT} rollouts, {plan.rate:g} requests a second", "latency"),

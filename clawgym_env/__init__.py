@@ -12,14 +12,14 @@ __version__ = "0.1.0"
 __all__ = ["__version__"]
 
 #: Name in an environment's id -> name of the harness; the scripted one is beside, as it is deterministic.
-HARNESSES = {"ClaudeCode": "claude-code", "Codex": "codex", "Command": "command", "Pi": "pi"}
+ENVIRONMENTS = {"ClaudeCode": "claude-code", "Codex": "codex", "Command": "command", "Pi": "pi"}
 
 
 def _register() -> None:
     entry = "clawgym_env.env:HarnessEnv"
     scripted = {"harness": "scripted", "sandbox": "process"}
     for suffix in ("", "-Builtin"):
-        for title, name in HARNESSES.items():
+        for title, name in ENVIRONMENTS.items():
             gymnasium.register(f"ClawGym/{title}{suffix}-v0", entry, kwargs={"harness": name}, nondeterministic=True)
         gymnasium.register(f"ClawGym/Scripted{suffix}-v0", entry, kwargs=scripted)
 

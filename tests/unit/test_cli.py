@@ -16,6 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from clawgym_env.cli import app
+from clawgym_env.harnesses import HARNESSES
+from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.store import RunFolder
 
 ANYWHERE = ["--endpoint", "http://127.0.0.1:9/v1", "--harness", "scripted", "--sandbox", "process"]
@@ -71,7 +73,7 @@ def refused(*arguments: str) -> str:
         (["eval", *ANYWHERE, "--tasks", "nope"], "unknown task suite 'nope'"),
         (["eval", *ANYWHERE[:-1], "nope"], "unknown sandbox 'nope'"),
         (["report", "nope"], "nope is not a run folder"),
-        (["harness", "install", "nope"], "no harness 'nope' to install; there are pi"),
+        (["harness", "install", "nope"], "no harness 'nope' to install; there are claude-code, codex, pi"),
         (["harness", "path", "scripted"], "no harness 'scripted' to install"),
         (["harness", "path", "pi"], "install it with: clawgym harness install pi"),
     ],
@@ -131,29 +133,56 @@ def test_a_model_folder_cannot_be_resumed(tmp_path: Path) -> None:
 
 
 def test_harness_list() -> None:
-    lines = clawgym("harness", "list").stdout.splitlines()
+    """Into a file it goes with a harness a line, whatever the width of the terminal."""
+    lines = CliRunner().invoke(app, ["harness", "list"], env={"COLUMNS": "80"}).stdout.splitlines()
     rows = {line.split()[0]: line for line in lines}
-    assert set(rows) == {"name", "pi", "scripted"}
-    assert rows["pi"].rstrip().endswith("no") and "MIT" in rows["pi"] and "openai_chat" in rows["pi"]
+    assert set(rows) == {"name", *HARNESSES}
+    assert rows["pi"].rstrip().endswith(" no") and "MIT" in rows["pi"] and "openai_chat" in rows["pi"]
+    assert all(word in rows["claude-code"] for word in ("proprietary", "anthropic_messages", "384 MB"))
     assert rows["scripted"].rstrip().endswith("built in")
 
 
-def test_harness_list_shows_where(tmp_path: Path) -> None:
+def test_harness_list_shows_where_and_what_changed() -> None:
     from clawgym_env.harnesses.install import folder_of
 
     folder_of("pi").mkdir(parents=True)
-    assert str(folder_of("pi")) in clawgym("harness", "list").stdout
-    assert clawgym("harness", "path", "pi").stdout == f"{folder_of('pi')}\n"
+    shown = clawgym("harness", "list").stdout
+    assert "changed:" in shown and str(folder_of("pi")) in shown
+    assert "install it again with: clawgym harness install pi" in refused("harness", "path", "pi")
+    folder_of("codex").with_name("0.1.0").mkdir(parents=True)
+    assert "no (there is 0.1.0)" in clawgym("harness", "list").stdout
+
+
+@pytest.mark.parametrize("command", [["eval", "--endpoint", "http://127.0.0.1:9/v1"], ["train", "quickstart"]])
+def test_proprietary_harnesses_are_never_installed_by_the_way(command: list[str]) -> None:
+    option = "--harness=claude-code" if command[0] == "eval" else "harness=claude-code"
+    said = refused(*command, option)
+    assert "not open source" in said and "clawgym harness install claude-code" in said
 
 
 def test_doctor_names_what_is_missing_and_the_way_out() -> None:
     result = clawgym("doctor")
-    assert result.exit_code == 0
-    rows = {" ".join(line.split()[:2]): line.split(maxsplit=2)[2] for line in result.stdout.splitlines()}
-    assert set(rows) == {"part state", "sandbox bubblewrap", "sandbox process", "harness pi", "harness scripted"}
-    assert rows["sandbox process"].startswith("ok")
-    assert rows["harness scripted"].startswith("ok")
-    assert rows["harness pi"].startswith("missing") and "clawgym harness install pi" in rows["harness pi"]
+    lines = {line[:19].strip(): line[19:].split(maxsplit=1) for line in result.stdout.splitlines()}
+    assert lines["check"][0] == "state"
+    assert lines["sandbox process"][0] == lines["harness scripted"][0] == "ok"
+    state, detail = lines["harness pi"]
+    assert state == "warning" and "clawgym harness install pi" in detail
+    assert result.exit_code == (0 if lines["sandbox bubblewrap"][0] == "ok" else 1)
+
+
+def test_doctor_looks_at_a_model() -> None:
+    result = clawgym("doctor", "--model", str(SHIPPED_TOKENIZER), "--json")
+    assert result.exit_code == 0, result.output
+    checks = json.loads(result.stdout)
+    assert {"name": "chat format", "state": "ok", "detail": "qwen3", "advice": ""} in checks
+    shown = clawgym("doctor", "--model", str(SHIPPED_TOKENIZER)).stdout
+    assert all(check["name"] in shown and check["detail"] in shown for check in checks)
+
+
+def test_doctor_exits_with_1_where_something_failed() -> None:
+    result = clawgym("doctor", "--model", str(SHIPPED_TOKENIZER), "--family", "llama-3", "--json")
+    assert result.exit_code == 1
+    assert [c["name"] for c in json.loads(result.stdout) if c["state"] == "failed"] == ["chat format"]
 
 
 def test_help_names_every_command() -> None:

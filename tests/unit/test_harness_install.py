@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawgym_env.errors import ConfigError, HarnessError, HarnessNotInstalled
 from clawgym_env.harnesses import get_harness, install
+from clawgym_env.harnesses.npm import cpu
+from tests import npm_registry
 from tests.conformance.sandbox_suite import REPOSITORY
 
 
@@ -45,7 +51,7 @@ def test_what_is_missing_says_how_to_get_it() -> None:
     with pytest.raises(HarnessNotInstalled, match="clawgym harness install pi") as caught:
         get_harness("pi").mounts()
     assert isinstance(caught.value, FileNotFoundError)
-    with pytest.raises(ConfigError, match="there are pi"):
+    with pytest.raises(ConfigError, match="there are claude-code, codex, pi"):
         install.installed("scripted")
 
 
@@ -114,3 +120,126 @@ def test_second_install_waits_for_the_first(tmp_path: Path) -> None:
 
         with install._lock(tmp_path / "lock", on_wait):
             assert len(waited) == 1
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """npm's registry holds a codex of two lines, and ClawGym's list names it."""
+    program = "vendor/{machine}-unknown-linux-musl/bin/codex"
+    place = program.format(machine=os.uname().machine)
+    packages = npm_registry.native_packages("9.9.9", place, "#!/bin/sh\necho warm > warm.txt\n")
+    hashes = {name: npm_registry.integrity(data) for name, (_, data) in packages.items()}
+    fake = install.NpmPackage("@fake/tool", "9.9.9", program, 1, native="@fake/tool-linux-{cpu}", integrity=hashes)
+    monkeypatch.setitem(install.PACKAGES, "codex", fake)
+    with npm_registry.serve(packages) as url:
+        monkeypatch.setenv("npm_config_registry", url)
+        monkeypatch.setenv("npm_config_fetch_retries", "0")
+        yield
+
+
+def test_native_program_comes_in_the_package_of_its_platform(registry: None) -> None:
+    said: list[str] = []
+    left = install.folder_of("codex").with_name(".9.9.9.partial")  # by an install that was killed
+    (left / "node_modules").mkdir(parents=True)
+    folder = install.install("codex", said.append)
+    assert not left.exists()
+    assert folder == install.require("codex") == install.folder_of("codex")
+    assert [line.split()[0] for line in said] == ["installing", "running", "codex"]
+    program = Path(install.package_of("codex").program(str(folder)))
+    assert os.access(program, os.X_OK) and f"tool-linux-{cpu()}" in str(program)
+    assert not list(folder.rglob("script-ran")) and not list(folder.rglob("*plan9*"))
+    assert json.loads((folder / install.RECORD).read_text())["versions"]["@fake/tool"] == "9.9.9"
+    said.clear()
+    assert install.ensure("codex", said.append) == folder
+    assert said == []
+    assert install.state("codex") == str(folder)
+
+
+def _rewritten(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("change", ["version", "native version", "program", "package gone", "record gone"])
+def test_an_install_that_changed_is_noticed_and_replaced(change: str, registry: None) -> None:
+    folder = install.install("codex", print)
+    modules, program = folder / "node_modules/@fake", Path(install.package_of("codex").program(str(folder)))
+    if change == "version":
+        _rewritten(modules / "tool/package.json", "9.9.9", "10.0.0")
+    elif change == "native version":
+        _rewritten(modules / f"tool-linux-{cpu()}/package.json", "9.9.9", "10.0.0")
+    elif change == "program":
+        program.write_text("#!/bin/sh\nexit 0\n")
+    elif change == "package gone":
+        shutil.rmtree(modules / "tool")
+    else:
+        (folder / install.RECORD).unlink()
+    with pytest.raises(HarnessError, match="install it again with: clawgym harness install codex") as caught:
+        get_harness("codex").mounts()
+    assert str(folder) in str(caught.value)
+    if "version" in change:
+        assert "is version 10.0.0, and was 9.9.9 when it was installed" in str(caught.value)
+    with pytest.raises(HarnessError, match="install it again"):
+        install.ensure("codex", print)
+    assert install.state("codex").startswith("changed: ")
+    said: list[str] = []
+    assert install.install("codex", said.append) == install.require("codex") == folder
+    assert said[0].startswith("replacing codex")
+
+
+def test_a_package_that_was_swapped_in_the_registry_is_refused(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = install.PACKAGES["codex"]
+    assert isinstance(published, install.NpmPackage)
+    native = published.host
+    for name in ("@fake/tool", native):
+        other = replace(published, integrity={**published.integrity, name: "sha512-other"})
+        monkeypatch.setitem(install.PACKAGES, "codex", other)
+        with pytest.raises(HarnessError, match=f"{name} 9.9.9 is not the one that was published"):
+            install.install("codex", print)
+        assert install.installed("codex") is None
+
+
+def test_a_platform_without_a_program_is_said(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = install.PACKAGES["codex"]
+    assert isinstance(published, install.NpmPackage)
+    monkeypatch.setitem(install.PACKAGES, "codex", replace(published, native="@fake/tool-plan9-mips"))
+    with pytest.raises(HarnessError, match="has no program for Linux on"):
+        install.install("codex", print)
+    assert install.installed("codex") is None
+
+
+def test_a_program_that_does_not_run_is_said_again_at_the_next_try(
+    registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install.install("codex", print)
+    (folder / install.COMPILE_CACHE / "warm-native").unlink()
+    Path(install.package_of("codex").program(str(folder))).write_text("#!/bin/sh\necho broken >&2; exit 3      \n")
+    with pytest.raises(HarnessError, match="not the one that was installed"):
+        install.ensure("codex", print)
+    (folder / install.RECORD).write_text(
+        json.dumps({"harness": "codex", **install._facts(install.package_of("codex"), folder)})
+    )
+    for _ in range(2):
+        with pytest.raises(HarnessError, match=r"codex does not run here \(exit code 3\): broken"):
+            install.ensure("codex", print)
+
+
+def test_proprietary_harnesses_are_installed_by_the_command_alone(
+    registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = install.PACKAGES["codex"]
+    assert isinstance(published, install.NpmPackage)
+    monkeypatch.setitem(install.PACKAGES, "codex", replace(published, proprietary="It is not open source"))
+    with pytest.raises(HarnessNotInstalled, match="not open source: if you accept that, run: clawgym harness install"):
+        install.ensure("codex", print)
+    assert install.installed("codex") is None
+    folder = install.install("codex", print)
+    assert install.ensure("codex", print) == folder
+
+
+def test_versions_of_node_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_node(tmp_path / "new", "25.1.0")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'new'}:{os.environ['PATH']}")
+    assert install.find_node((24, 16)).version == "25.1.0"
+    assert install.find_node((24, 16), (25, 0)).version.startswith("24.")
+    with pytest.raises(HarnessError, match=r"no Node >= 30\.0 and < 31.0"):
+        install.find_node((30, 0), (31, 0))

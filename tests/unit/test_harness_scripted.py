@@ -115,7 +115,7 @@ def test_exit_errors(name: str) -> None:
 
 
 def test_names_and_settings_are_checked() -> None:
-    assert set(HARNESSES) == {"pi", "scripted"}
+    assert set(HARNESSES) >= {"pi", "scripted", "command"}
     with pytest.raises(ConfigError, match="did you mean scripted"):
         get_harness("scriptd")
     with pytest.raises(ConfigError, match="pi, scripted"):

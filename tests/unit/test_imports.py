@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rendering_tokenizer": {"errors"},
     "engines": {"types", "errors"},
     "engines.upstream": {"types", "errors", "engines.base", "rendering", "wire"},
-    "proxy": {"types", "errors", "dialect", "wire", "rendering", "engines.base", "tree"},
+    "proxy": {"types", "errors", "dialect", "wire", "rendering", "rendering_messages", "engines.base", "tree"},
     "sandboxes": {"errors"},
     "harnesses": {"types", "errors", "dialect", "sandboxes"},
     "harnesses.warmup": {"types", "errors", "sandboxes", "wire"},

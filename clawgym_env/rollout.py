@@ -20,7 +20,7 @@ from clawgym_env.harnesses.base import Harness, LaunchContext
 from clawgym_env.proxy.app import Proxy
 from clawgym_env.proxy.classify import CallFacts, classify
 from clawgym_env.proxy.server import ProxyServer
-from clawgym_env.proxy.session import Budget, CallRecord, FrozenModel, SamplingPolicy, Session
+from clawgym_env.proxy.session import Budget, CallRecord, FrozenCall, FrozenModel, SamplingPolicy, Session
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.sandboxes.base import Backend, ExecResult, Limits, Sandbox, SandboxSpec
 from clawgym_env.tasks.base import Snapshot, Task
@@ -104,6 +104,7 @@ class Rollout:
     records: list[CallRecord]
     seconds: dict[str, float]
     kept: Kept | None = None
+    frozen_calls: list[FrozenCall] = field(default_factory=list)
 
     def packed(self) -> PackedTree:
         """The tree as depth-first arrays; nothing is trainable in a rollout without a score."""
@@ -173,7 +174,7 @@ class RolloutRunner:
         task = spec.task
         return Rollout(
             spec.id, task.id, task.suite, task.family, spec.harness.info.name, spec.group, status, reward, detail,
-            session.tree, session.ledger, records, clock.seconds, kept,
+            session.tree, session.ledger, records, clock.seconds, kept, session.frozen_calls,
         )  # fmt: skip
 
     async def _drive(self, spec: RolloutSpec, session: Session, box: Sandbox) -> tuple[Status, str]:

@@ -16,7 +16,7 @@ Invariant: files appear whole or not at all (write beside, then rename), so that
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,9 @@ class StoredRollout:
     """A rollout as read back.
 
     Attributes:
-        calls: Per call: parent, new messages, reply, sampling, timing, in JSON form.
+        calls: Per call: parent, new messages, reply, sampling, what it was for, timing, in JSON form; ``extra`` holds
+            request fields that were not acted on, where they differ from those of the call before.
+        frozen_calls: What models beside the policy answered.
     """
 
     id: str
@@ -70,6 +72,7 @@ class StoredRollout:
     calls: list[dict[str, Any]]
     seconds: dict[str, float]
     packed: PackedTree
+    frozen_calls: list[dict[str, Any]]
 
 
 class RunFolder:
@@ -177,8 +180,20 @@ def _record(rollout: Rollout) -> dict[str, Any]:
         "detail": rollout.detail,
         "ledger": rollout.ledger.as_dict(),
         "seconds": {k: round(v, 4) for k, v in rollout.seconds.items()},
-        "calls": [_call(r) for r in rollout.records],
+        "calls": _calls(rollout.records),
+        "frozen_calls": [{**asdict(c), "reply": message_json(c.reply)} for c in rollout.frozen_calls],
     }
+
+
+def _calls(records: Sequence[CallRecord]) -> list[dict[str, Any]]:
+    """One object a call; request fields that were not acted on are told where they change."""
+    out: list[dict[str, Any]] = []
+    extra: Mapping[str, Any] = {}
+    for record in records:
+        changed = {} if record.extra == extra else {"extra": record.extra}
+        out.append(_call(record) | changed)
+        extra = record.extra
+    return out
 
 
 def _call(record: CallRecord) -> dict[str, Any]:
@@ -194,9 +209,10 @@ def _call(record: CallRecord) -> dict[str, Any]:
 
 
 def _stored(data: dict[str, Any], packed: PackedTree) -> StoredRollout:
-    known = {f.name for f in fields(StoredRollout)} - {"packed", "status", "reward", "ledger"}
+    known = {f.name for f in fields(StoredRollout)} - {"packed", "status", "reward", "ledger", "frozen_calls"}
     return StoredRollout(
         **{key: data[key] for key in known},
+        frozen_calls=data.get("frozen_calls", []),
         status=Status(data["status"]),
         reward=Reward(**data["reward"]) if data["reward"] is not None else None,
         ledger=Ledger.from_dict(data["ledger"]),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,6 +123,7 @@ class CallRecord:
         started_s: Seconds since the session began; ``seconds`` is how long the answer took.
         answers: Calls whose answers appear among ``messages``, in order.
         hints: What the request's headers said.
+        extra: Request fields that were not acted on.
     """
 
     call: ModelCall
@@ -134,6 +135,7 @@ class CallRecord:
     seconds: float
     answers: tuple[int, ...] = ()
     hints: Hints = field(default_factory=Hints)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -308,7 +310,18 @@ class Session:
         self._note(admitted)
         new, tools = request.messages[proposal.shared :], tuple(t.name for t in request.tools)
         self.records.append(
-            CallRecord(call, proposal.parent, new, draft.reply, tools, began, seconds, proposal.answers, admitted.hints)
+            CallRecord(
+                call,
+                proposal.parent,
+                new,
+                draft.reply,
+                tools,
+                began,
+                seconds,
+                proposal.answers,
+                admitted.hints,
+                request.extra,
+            )
         )
         return call.call_id
 

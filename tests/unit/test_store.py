@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.proxy.session import CallRecord
+from clawgym_env.proxy.session import CallRecord, FrozenCall
 from clawgym_env.rollout import Rollout
 from clawgym_env.store import RunFolder, write_whole
 from clawgym_env.tree.filters import Kept
@@ -105,6 +105,33 @@ def test_a_stored_call_reads_like_a_conversation(tmp_path: Path) -> None:
         "started_s": 0.1235,
         "seconds": 1.0,
     }
+
+
+def test_fields_that_were_not_acted_on_are_told_where_they_change(tmp_path: Path) -> None:
+    one = rollout("r", calls=5)
+    for k, extra in enumerate([{}, {"user": "u"}, {"user": "u"}, {"user": "v", "store": False}, {}]):
+        one.records[k] = replace(one.records[k], extra=extra)
+    folder = RunFolder(tmp_path)
+    folder.write_rollouts("a", [one])
+    calls = next(folder.rollouts("a")).calls
+    assert [c.get("extra") for c in calls] == [None, {"user": "u"}, None, {"user": "v", "store": False}, {}]
+
+
+def test_what_other_models_said_is_read_back(tmp_path: Path) -> None:
+    one = rollout("r")
+    one.frozen_calls.append(FrozenCall("judge", Message("assistant", "fine"), 7, 3, 0.5, 0.25))
+    folder = RunFolder(tmp_path)
+    folder.write_rollouts("a", [one])
+    assert next(folder.rollouts("a")).frozen_calls == [
+        {
+            "model": "judge",
+            "reply": {"role": "assistant", "content": "fine"},
+            "prompt_tokens": 7,
+            "sampled_tokens": 3,
+            "started_s": 0.5,
+            "seconds": 0.25,
+        }
+    ]
 
 
 def test_what_filters_left_is_read_back(tmp_path: Path) -> None:

@@ -24,7 +24,19 @@ SMALL = (
 def clawgym(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "clawgym_env", *arguments]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heed_interrupts,
+    )
+
+
+def _heed_interrupts() -> None:
+    """Tests that were started in the background ignore interrupts, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def running(session: int) -> list[str]:

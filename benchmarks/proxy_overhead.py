@@ -3,12 +3,12 @@
     python benchmarks/proxy_overhead.py --out proxy.json [--peers VENV/bin] [--profile]
 
 CPU microseconds a request: CPU time of the server's process over the requests of a window, sent by this process over
-eight connections, the median of the rounds. Requests are those of natural rollouts, which grow side by side: each
-history by the answer and a tool's result. The engine answers at once. ``own`` is what is left of ours without the
-limit, an ASGI application on the same uvicorn that reads the same bytes and answers fixed ones. The chat format's part
-of it (templates, tokens, parsing: the ``renderers`` and ``tokenizers`` libraries) is measured in a run of its own and
-shown beside. Other proxies get the same bytes where they are installed; LiteLLM answers from its own mock, vllm-router
-asks a server of ours.
+eight connections; the least of the rounds, since neighbours on the machine only add to it. Requests are those of
+natural rollouts, which grow side by side: each history by the answer and a tool's result. The engine answers at once.
+``own`` is what is left of ours without the limit, an ASGI application on the same uvicorn that reads the same bytes and
+answers fixed ones. The chat format's part of it (templates, tokens, parsing: the ``renderers`` and ``tokenizers``
+libraries) is shown beside. Other proxies get the same bytes where they are installed; LiteLLM answers from its own
+mock, vllm-router asks a server of ours.
 """
 
 from __future__ import annotations
@@ -130,14 +130,15 @@ def _talk(
             asked = [rollouts.served.request(b, rollout=talk.name) for b, talk in zip(bodies, talks, strict=True)]
             rollouts.served.tell("metered")
             answers, cpu_us = client.ask(asked)
+            metered = rollouts.served.tell("metered")
             for talk, answer in zip(talks, answers, strict=True):
                 talk.hear(answer)
             mark = mark_of(number)
             if mark is not None:
-                spent[mark] = spent.get(mark, 0.0) + cpu_us
+                spent[mark] = spent.get(mark, 0.0) + cpu_us - metered["clock"] / 1e3
                 requests.setdefault(mark, []).extend(bodies)
                 chunks[mark] = chunks.get(mark, 0) + _chunks(answers, stream)
-                methods.setdefault(mark, Counter()).update(rollouts.served.tell("metered"))
+                methods.setdefault(mark, Counter()).update(metered["spent"])
     return {
         mark: Window(
             asked,
@@ -161,7 +162,7 @@ def replay(served: Served, requests: list[bytes], *, stream: bool) -> Window:
 
 
 def overhead(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str, Any]:
-    """CPU a request by body and by streaming, ours and the others' in turn."""
+    """CPU a request by body and by streaming, ours and the others' in turn; and how ours grows with the rollout."""
     rollouts = Rollouts(proxy)
     rows: dict[str, dict[str, list[Window]]] = {}
     growth: dict[int, list[Window]] = {mark: [] for mark in plan.marks}
@@ -170,8 +171,7 @@ def overhead(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str, 
             kind = "streamed" if stream else "plain"
             windows = grown(rollouts, plan.short if stream else plan, stream=stream)
             first = small(rollouts, plan.small, stream=stream)
-            ours = {f"1 KB {kind}": first, f"100 KB {kind}": windows[plan.marks[1]]}
-            for case, window in ours.items():
+            for case, window in {f"1 KB {kind}": first, f"100 KB {kind}": windows[plan.marks[1]]}.items():
                 row = rows.setdefault(case, {name: [] for name in ("ours", *others)})
                 if number < 0:
                     for other in others.values():
@@ -184,59 +184,58 @@ def overhead(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str, 
                 for mark, window in windows.items():
                     growth[mark].append(window)
     return {
-        "cpu_us_a_request": {case: _medians(row) for case, row in rows.items()},
+        "cpu_us_a_request": {case: _figures(row) for case, row in rows.items()},
+        "chat_format_us": {case: _least(row["ours"]).chat_format_us for case, row in rows.items()},
         "growth": {
             str(mark): {
                 "body_kb": windows[0].body_kb,
-                "cpu_us": (cpu := statistics.median(w.cpu_us for w in windows)),
-                "cpu_us_a_kb": cpu / windows[0].body_kb,
+                "cpu_us": _least(windows).cpu_us,
+                "cpu_us_a_kb": _least(windows).cpu_us / windows[0].body_kb,
             }
             for mark, windows in growth.items()
         },
     }
 
 
-def _medians(row: dict[str, list[Window]]) -> dict[str, float]:
-    figures = {name: statistics.median(w.cpu_us for w in windows) for name, windows in row.items()}
-    own = statistics.median(a.cpu_us - b.cpu_us for a, b in zip(row["ours"], row["echo"], strict=True))
-    return {"body_kb": row["ours"][0].body_kb, **figures, "own": own}
+def _figures(row: dict[str, list[Window]]) -> dict[str, float]:
+    least = {name: _least(windows).cpu_us for name, windows in row.items()}
+    own = least["ours"] - least["echo"]
+    chat_format = sum(_least(row["ours"]).chat_format_us.values())
+    body_kb = row["ours"][0].body_kb
+    return {"body_kb": body_kb, **least, "own": own, "chat format": chat_format, "rest": own - chat_format}
+
+
+def _least(windows: list[Window]) -> Window:
+    return min(windows, key=lambda window: window.cpu_us)
 
 
 def chunk_cost(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str, Any]:
     """CPU that streaming adds, a chunk: answers of one tool call, and of eight."""
-    rollouts, rows = Rollouts(proxy), {}
+    rollouts = Rollouts(proxy)
+    rows: dict[str, dict[str, float]] = {}
+    pairs: dict[int, list[Window]] = {}
     for tools in (1, 8):
-        pairs = []
+        runs: list[list[Window]] = [[], []]
         for _ in range(plan.rounds):
-            plain = small(rollouts, plan.small, stream=False, tools=tools)
-            pairs.append((plain, small(rollouts, plan.small, stream=True, tools=tools)))
-        added = statistics.median(streamed.cpu_us - plain.cpu_us for plain, streamed in pairs)
-        chunks = pairs[0][1].chunks
-        rows[f"ours, {chunks:g} chunks"] = {"added_us": added, "us_a_chunk": added / chunks}
+            for stream in (False, True):
+                runs[stream].append(small(rollouts, plan.small, stream=stream, tools=tools))
+        pairs[tools] = [_least(run) for run in runs]
+        rows[f"ours, {pairs[tools][1].chunks:g} chunks"] = _added(*pairs[tools])
     few, many = rows.values()
-    sizes = [float(name.split()[1]) for name in rows]
-    rows["ours, each chunk more"] = {"us_a_chunk": (many["added_us"] - few["added_us"]) / (sizes[1] - sizes[0])}
+    more = pairs[8][1].chunks - pairs[1][1].chunks
+    rows["ours, each chunk more"] = {"us_a_chunk": (many["added_us"] - few["added_us"]) / more}
     for name, other in others.items():
-        plain, streamed = (replay(other, window.requests, stream=bool(k)) for k, window in enumerate(pairs[0]))
-        added = streamed.cpu_us - plain.cpu_us
-        rows[f"{name}, {streamed.chunks:g} chunks"] = {"added_us": added, "us_a_chunk": added / streamed.chunks}
+        again = [
+            _least([replay(other, window.requests, stream=bool(stream)) for _ in range(plan.rounds)])
+            for stream, window in enumerate(pairs[1])
+        ]
+        rows[f"{name}, {again[1].chunks:g} chunks"] = _added(*again)
     return rows
 
 
-def chat_format(proxy: Served, plan: Plan) -> dict[str, Any]:
-    """What rendering and parsing take of a request. After this the server is slower: it reads clocks."""
-    rollouts = Rollouts(proxy)
-    proxy.tell("meter")
-    rounds = []
-    for _ in range(plan.rounds):
-        large = grown(rollouts, plan.short, stream=False)[plan.marks[1]]
-        rounds.append({"1 KB": small(rollouts, plan.small, stream=False), "100 KB": large})
-    out = {}
-    for case in rounds[0]:
-        names = sorted({name for windows in rounds for name in windows[case].chat_format_us})
-        parts = {name: statistics.median(w[case].chat_format_us.get(name, 0.0) for w in rounds) for name in names}
-        out[case] = {**parts, "chat format": sum(parts.values())}
-    return out
+def _added(plain: Window, streamed: Window) -> dict[str, float]:
+    added = streamed.cpu_us - plain.cpu_us
+    return {"added_us": added, "us_a_chunk": added / streamed.chunks}
 
 
 class _Channel(asyncio.Protocol):
@@ -340,10 +339,6 @@ def main() -> None:
         results = overhead(proxy, others, plan)
         results["sse"] = chunk_cost(proxy, others, plan)
         results["latency"] = latency(proxy, others, plan)
-        results["chat_format_us"] = chat_format(proxy, plan)
-        for case, row in results["cpu_us_a_request"].items():
-            chat = results["chat_format_us"][case.rpartition(" ")[0]]
-            row["own without chat format"] = row["own"] - chat["chat format"]
         results["not_installed"] = missing
     for title, key in (
         ("CPU us a request", "cpu_us_a_request"),

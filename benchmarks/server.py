@@ -14,10 +14,12 @@ import cProfile
 import io
 import json
 import pstats
+import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,8 @@ class OurProxy:
         self.renderer = ChatRenderer.from_folder()
         self.sessions: dict[str, Any] = {}
         self.spent: Counter[str] = Counter()
+        for name in ("prompt", "extend", "parse"):
+            setattr(self.renderer, name, self._timed(name, getattr(self.renderer, name)))
         command = ToolCall("bash", {"command": "ls -la src && cat README.md"})
         answers = {n: self.renderer.encode_reply("Let me look at it.", *[command] * n) for n in range(9)}
 
@@ -85,24 +89,23 @@ class OurProxy:
             "notes": dict(session.ledger.notes),
         }
 
-    def meter(self, command: dict[str, Any]) -> None:
-        """From now on, adds up the time that the chat format takes, by method."""
-        for name in ("prompt", "extend", "parse"):
-            setattr(self.renderer, name, self._timed(name, getattr(self.renderer, name)))
-
-    def metered(self, command: dict[str, Any]) -> dict[str, int]:
-        """Nanoseconds by method since the last question."""
+    def metered(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Nanoseconds by method of the chat format since the last question, and what it took to find them out."""
         spent = dict(self.spent)
         self.spent.clear()
-        return spent
+        return {"spent": spent, "clock": spent.pop("clock", 0)}
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        reads = [time.thread_time_ns() for _ in range(1_001)]
+        clock = round(statistics.median(b - a for a, b in pairwise(reads)))
+
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.thread_time_ns()
             try:
                 return method(*args, **kwargs)
             finally:
-                self.spent[name] += time.thread_time_ns() - began
+                self.spent[name] += time.thread_time_ns() - began - clock
+                self.spent["clock"] += 2 * clock
 
         return timed
 
@@ -185,7 +188,7 @@ def main() -> None:
     commands: dict[str, Command] = {"start_profile": profiler.start, "stop_profile": profiler.stop}
     if kind == "proxy":
         ours = OurProxy()
-        for name in ("register", "unregister", "stats", "meter", "metered"):
+        for name in ("register", "unregister", "stats", "metered"):
             commands[name] = getattr(ours, name)
         asyncio.run(serve(ours, commands))
     else:

@@ -162,7 +162,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _search(folder: Path) -> str:
-    return os.pathsep.join([str(folder), os.environ.get("PATH", "")])
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def _free_port() -> int:

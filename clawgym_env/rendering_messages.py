@@ -56,27 +56,39 @@ class Folding:
         return head + [replace(m, role="user") if self.middle and m.role == "system" else m for m in rest]
 
 
-def linked(messages: Sequence[Message]) -> list[Message]:
-    """A whole conversation whose tool results name their tool, with call ids in the form ``functions.NAME:NUMBER``.
+def linked(messages: Sequence[Message], start: int = 0) -> list[Message]:
+    """A conversation whose tool results name their tool, with call ids in the form ``functions.NAME:NUMBER``.
 
     Some chat formats show the names, and Kimi's the ids, in this form; harnesses send neither.
+
+    Args:
+        messages: The whole conversation.
+        start: Where the part begins that is wanted.
     """
-    out: list[Message] = []
-    known: dict[str, tuple[str, str]] = {}
+    known: dict[str, tuple[str, int]] = {}
     count = 0
-    for message in messages:
-        calls = []
+    for message in messages[:start]:
         for call in message.tool_calls:
-            known[call.id] = (f"functions.{call.name}:{count}", call.name)
-            calls.append(replace(call, id=known[call.id][0]))
+            known[call.id] = call.name, count
             count += 1
-        if calls:
+    out: list[Message] = []
+    for message in messages[start:]:
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                known[call.id] = call.name, count
+                calls.append(ToolCall(call.name, call.arguments, _call_id(call.name, count)))
+                count += 1
             message = replace(message, tool_calls=tuple(calls))
         elif message.role == "tool" and message.tool_call_id in known:
-            call_id, name = known[message.tool_call_id]
-            message = replace(message, tool_call_id=call_id, name=name)
+            name, number = known[message.tool_call_id]
+            message = replace(message, tool_call_id=_call_id(name, number), name=name)
         out.append(message)
     return out
+
+
+def _call_id(name: str, number: int) -> str:
+    return f"functions.{name}:{number}"
 
 
 class _Shown:

@@ -140,9 +140,7 @@ class Proxy:
         with _refusals(wire):
             memo = self._memos[session.rollout_id].setdefault(wire, Memo())
             request = exchange.request = wire.parse_request(body, params, memo)
-            async with exchange.unless_gone(session.admit(request, exchange.headers)) as admission:
-                admitted = await admission
-        with _refusals(wire):
+            admitted = await session.admit(request, exchange.headers)
             async with exchange.unless_gone(session.draft(admitted)) as pending:
                 if request.stream:
                     await exchange.hold(pending)
@@ -161,8 +159,7 @@ class Proxy:
                     raise
                 session.commit(draft)
         if request.stream:
-            await exchange.write(wire.stream_end(reply))
-            await exchange.end()
+            await exchange.end(wire.stream_end(reply))
         else:
             await exchange.json(wire.render_reply(reply))
 

@@ -110,8 +110,7 @@ class Exchange:
         """Ends the response with an error: with its status, or as an event where a client looks for it there."""
         in_stream = self.request is not None and self.request.stream and error.code in self.wire.IN_STREAM
         if self._streaming or in_stream:
-            await self.write(self.wire.stream_error(error, self.request))
-            await self.end()
+            await self.end(self.wire.stream_error(error, self.request))
         else:
             await self.json(self.wire.render_error(error), error.status)
 
@@ -140,6 +139,8 @@ class Exchange:
             await self._start_stream()
         await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
 
-    async def end(self) -> None:
-        """Ends a stream."""
-        await self._send({"type": "http.response.body", "body": b""})
+    async def end(self, events: Iterable[bytes]) -> None:
+        """Sends the last events of a stream."""
+        if not self._streaming:
+            await self._start_stream()
+        await self._send({"type": "http.response.body", "body": b"".join(events)})

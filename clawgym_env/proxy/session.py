@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +26,7 @@ from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError
 from clawgym_env.proxy.attempts import Attempt, Attempts, Question
 from clawgym_env.proxy.echoes import mint
 from clawgym_env.proxy.matching import History, Proposal
+from clawgym_env.proxy.seeds import CallSeeds
 from clawgym_env.rendering import ChatRenderer, off_loop
 from clawgym_env.rendering_messages import linked
 from clawgym_env.tree.ledger import Ledger
@@ -177,11 +176,12 @@ class Session:
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     _history: History = field(init=False)
     _attempts: Attempts[Draft] = field(init=False)
-    _repeats: Counter[bytes] = field(default_factory=Counter)
+    _seeds: CallSeeds | None = field(init=False)
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self._history = History(self.dialect)
+        self._seeds = None if self.seed is None else CallSeeds(self.seed)
         self._attempts = Attempts(self._discard)
 
     @property
@@ -270,8 +270,9 @@ class Session:
     async def _sample(self, admitted: Admitted, number: int) -> Draft:
         request, prompt, frozen = admitted.request, admitted.prompt_ids, admitted.frozen
         renderer = self.renderer if frozen is None else frozen.renderer
-        if self.seed is not None and admitted.sampling.seed is None and frozen is None:
-            admitted = replace(admitted, sampling=replace(admitted.sampling, seed=self._call_seed(prompt, self.seed)))
+        if self._seeds is not None and admitted.sampling.seed is None and frozen is None:
+            seed = self._seeds.next(prompt, admitted.proposal.parent)
+            admitted = replace(admitted, sampling=replace(admitted.sampling, seed=seed))
         sampled = await self._generate(
             EngineRequest(prompt, admitted.sampling, renderer.stop_token_ids, request, self.rollout_id), frozen
         )
@@ -304,6 +305,8 @@ class Session:
             sampling=admitted.sampling,
         )
         self.tree.attach(call.call_id, admitted.prompt_ids, generation, prefer=proposal.parent)
+        if self._seeds is not None:
+            self._seeds.commit(call.call_id, admitted.prompt_ids, generation.token_ids, proposal.parent)
         self._history.commit(call.call_id, proposal, draft.reply)
         self._attempts.forget(self._history.continued)
         self.ledger.captured += len(generation.token_ids)
@@ -375,7 +378,7 @@ class Session:
         if proposal.parent is not None:
             history = self.tree.path_ids(proposal.parent)
             before, said = np.split(history, [self.records[proposal.parent].call.prompt_tokens])
-            new = linked(proposal.messages)[proposal.shared :]
+            new = linked(proposal.messages, proposal.shared)
             longer = await off_loop(new, lambda: self.renderer.extend(before, said, new, request.tools))
             if longer is not None:
                 return _Rendered(proposal, longer)
@@ -396,11 +399,6 @@ class Session:
                 f"rollout {self.rollout_id} has used up its budget of {self.budget.max_calls} calls and "
                 f"{self.budget.max_tokens} sampled tokens; stop here"
             )
-
-    def _call_seed(self, prompt: TokenArray, seed: int) -> int:
-        key = blake2b(prompt.tobytes(), digest_size=8, key=(seed % (1 << 64)).to_bytes(8, "little")).digest()
-        self._repeats[key] += 1
-        return (int.from_bytes(key, "little") + self._repeats[key]) % (1 << 63)
 
 
 def _identify(reply: Message, number: int) -> Message:

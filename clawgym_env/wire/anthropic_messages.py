@@ -46,7 +46,7 @@ _CHOICE_HARMLESS = frozenset({"disable_parallel_tool_use"})
 
 def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
-    data = base.load_object(body)
+    data = base.load_object(body, "messages")
     request = _request(data, memo or Memo())
     if request.max_tokens is None:
         raise WireError("max_tokens: Field required", param="max_tokens")
@@ -61,7 +61,7 @@ def parse_count_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
     Raises:
         WireError: as :func:`parse_request`.
     """
-    return _request(base.load_object(body), Memo())
+    return _request(base.load_object(body, "messages"), Memo())
 
 
 def render_token_count(tokens: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import orjson
 from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, FinishReason, Message
 
-#: Brackets that a text may open before its nesting is looked at, and levels that we may put around it.
-_LEVELS, _MARGIN = 150, 40
+#: Levels that we may put around what a client sent, and brackets that a text may open before its depth is looked at.
+_MARGIN, _LEVELS = 40, 150
 #: Requests whose messages a memo keeps.
 _REMEMBERED = 3
 
@@ -79,12 +79,17 @@ class Memo:
         self._known: list[tuple[list[Any], list[Any]]] = []
 
     def read(self, told: list[Any], read: Callable[[Any, int], T]) -> list[T]:
-        """What ``read(item, position)`` gives for each item."""
+        """What ``read(item, position)`` gives for each item.
+
+        Raises:
+            WireError: an item is nested too deeply, or whatever ``read`` raises.
+        """
         shared, at = 0, None
         for k, (known, _) in enumerate(self._known):
             length = _common_prefix(known, told)
             if length > shared:
                 shared, at = length, k
+        check_depth(told[shared:])
         out: list[T] = self._known.pop(at)[1][:shared] if at is not None else []
         out += [read(item, i) for i, item in enumerate(told[shared:], shared)]
         self._known.insert(0, (told, out))
@@ -165,11 +170,14 @@ class CountingWire(Wire, Protocol):
         ...
 
 
-def load_object(body: bytes) -> dict[str, Any]:
+def load_object(body: bytes, told: str) -> dict[str, Any]:
     """Reads a JSON object.
 
+    Args:
+        told: The field that holds the messages; how deep these are is looked at where they are read (:class:`Memo`).
+
     Raises:
-        WireError: it is none.
+        WireError: it is none, or nested too deeply.
     """
     try:
         data = orjson.loads(body)
@@ -177,15 +185,21 @@ def load_object(body: bytes) -> dict[str, Any]:
         data = _load_leniently(body, str(error))
     if not isinstance(data, dict):
         raise WireError("the request body must be a JSON object", code="invalid_json")
-    if not _shallow(data, body):
-        raise WireError("the request is nested too deeply", code="too_deep")
+    check_depth({key: value for key, value in data.items() if key != told})
     return data
 
 
-def _shallow(data: Any, source: bytes) -> bool:
-    """Whether what was read can be written again, inside of something else: orjson writes some 250 levels only."""
-    if source.count(b"{") + source.count(b"[") < _LEVELS:
-        return True
+def check_depth(data: Any) -> None:
+    """Sees to it that what was read can be written again, inside of something else: orjson writes some 250 levels.
+
+    Raises:
+        WireError: it is nested too deeply.
+    """
+    if not _shallow(data):
+        raise WireError("the request is nested too deeply", code="too_deep")
+
+
+def _shallow(data: Any) -> bool:
     for _ in range(_MARGIN):
         data = [data]
     try:
@@ -339,7 +353,9 @@ def parse_arguments(text: str) -> Mapping[str, Any] | str:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-    return parsed if isinstance(parsed, dict) and _shallow(parsed, text.encode()) else text
+    if not isinstance(parsed, dict) or (text.count("{") + text.count("[") > _LEVELS and not _shallow(parsed)):
+        return text
+    return parsed
 
 
 def arguments_text(arguments: Mapping[str, Any] | str) -> str:

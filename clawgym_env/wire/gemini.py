@@ -45,7 +45,7 @@ def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = No
     Args:
         params: ``model`` and ``method`` from the path, ``alt`` from the query.
     """
-    request = _request(base.load_object(body), params, memo or Memo())
+    request = _request(base.load_object(body, "contents"), params, memo or Memo())
     if request.messages[-1].role == "assistant":
         raise WireError(
             "Please ensure that multiturn requests ends with a user role or a function response.", param="contents"
@@ -55,7 +55,7 @@ def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = No
 
 def parse_count_request(body: bytes, params: Mapping[str, str]) -> ChatRequest:
     """Reads a request whose prompt is to be counted: its fields, or all of it under ``generateContentRequest``."""
-    data = camel(base.load_object(body))
+    data = camel(base.load_object(body, "contents"))
     whole = base.optional(data, "generateContentRequest", dict)
     return _request(data if whole is None else whole, params, Memo())
 

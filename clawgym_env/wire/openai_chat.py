@@ -43,7 +43,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
-    data = base.load_object(body)
+    data = base.load_object(body, "messages")
     extra = base.check_fields(data, read=_READ, harmless=_HARMLESS, neutral=_NEUTRAL)
     messages = base.expect(data, "messages", list)
     if not messages:

@@ -78,7 +78,7 @@ _TOOL_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
     """Reads a request body; see :class:`clawgym_env.wire.base.Wire`."""
-    data = base.load_object(body)
+    data = base.load_object(body, "input")
     for key in _STATEFUL:
         if data.get(key) is not None:
             why = f"{key} cannot be honoured: nothing is stored here; send the whole conversation as input"

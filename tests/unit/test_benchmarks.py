@@ -58,20 +58,17 @@ def test_peers_share_what_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proxy_overhead(tmp_path: Path) -> None:
     results, _ = run("proxy_overhead.py", tmp_path, "--tiny")
     assert set(results["cpu_us_a_request"]) == {f"{kb} KB {kind}" for kb in (1, 100) for kind in ("plain", "streamed")}
-    for row in results["cpu_us_a_request"].values():
+    for case, row in results["cpu_us_a_request"].items():
         assert row["own"] == pytest.approx(row["ours"] - row["echo"]) and row["echo"] > 0
+        parts = results["chat_format_us"][case]
+        assert {"extend", "parse"} <= set(parts) and row["chat format"] == pytest.approx(sum(parts.values()))
+        assert row["rest"] == pytest.approx(row["own"] - row["chat format"])
         assert row["body_kb"] > 0.8
     assert list(results["growth"]) == ["1", "3", "6"]
     sizes = [row["body_kb"] for row in results["growth"].values()]
     assert sizes == sorted(set(sizes))
     assert {"ours, 5 chunks", "ours, 12 chunks", "ours, each chunk more", "echo, 5 chunks"} <= set(results["sse"])
     assert results["latency"]["echo"]["added_p50_us"] == 0 < results["latency"]["ours"]["p50_us"]
-    for case in ("1 KB", "100 KB"):
-        parts = dict(results["chat_format_us"][case])
-        whole = parts.pop("chat format")
-        assert whole == pytest.approx(sum(parts.values())) and {"extend", "parse"} <= set(parts)
-        row = results["cpu_us_a_request"][f"{case} plain"]
-        assert row["own without chat format"] == pytest.approx(row["own"] - whole)
     assert set(results["not_installed"]) <= {"vllm-router", "LiteLLM"}
 
 

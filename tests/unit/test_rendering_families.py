@@ -173,6 +173,8 @@ def test_tool_results_carry_the_name_and_number_that_some_formats_show() -> None
     assert [c.id for c in out[2].tool_calls] == ["functions.run:0", "functions.run:1"]
     assert [(m.tool_call_id, m.name) for m in out[3:]] == [("functions.run:1", "run"), ("functions.run:0", "run")]
     assert linked(out) == out
+    for start in range(len(conversation) + 1):
+        assert linked(conversation, start) == out[start:]
     assert conversation[3].name is None
     kimi = renderer_for("kimi-k2")
     text = kimi.decode(kimi.prompt(conversation, [TOOL]))

@@ -24,7 +24,7 @@ from clawgym_env.errors import ClawGymError, ConfigError
 from clawgym_env.harnesses import HARNESSES, get_harness
 from clawgym_env.harnesses.install import cache_folder, find_node
 from clawgym_env.rendering import ChatRenderer, linked
-from clawgym_env.rendering_tokenizer import FastTokenizer, load_tokenizer
+from clawgym_env.rendering.tokenizer import FastTokenizer, load_tokenizer
 from clawgym_env.sandboxes import BACKENDS, get_backend
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 

@@ -23,12 +23,11 @@ from clawgym_env.engines.stepwise import PendingCall, StepwiseEngine
 from clawgym_env.errors import ClawGymError, ConfigError
 from clawgym_env.loop import LoopThread
 from clawgym_env.pool import open_runner
-from clawgym_env.proxy.session import Budget
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutRunner, RolloutSettings, RolloutSpec
 from clawgym_env.spaces import TokenSequence, UnicodeText
 from clawgym_env.tasks.base import Split, Task
-from clawgym_env.types import Sampling, Status, TokenArray, ToolCall
+from clawgym_env.types import Budget, Sampling, Status, TokenArray, ToolCall
 from clawgym_env.wire.openai_chat import message_json, tool_json
 from clawgym_env.world import open_world
 

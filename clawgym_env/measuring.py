@@ -10,12 +10,11 @@ from clawgym_env.engines.base import Engine
 from clawgym_env.engines.upstream import UpstreamEngine
 from clawgym_env.errors import ConfigError
 from clawgym_env.pool import RolloutPool, open_runner
-from clawgym_env.proxy.session import Budget
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
 from clawgym_env.store import RunFolder
 from clawgym_env.tasks.base import Split
-from clawgym_env.types import Sampling
+from clawgym_env.types import Budget, Sampling
 from clawgym_env.world import open_world
 
 

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 
 from clawgym_env.engines.base import Engine
 from clawgym_env.proxy.app import Proxy
+from clawgym_env.proxy.calls import FrozenModel
 from clawgym_env.proxy.server import ProxyServer
-from clawgym_env.proxy.session import FrozenModel
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rollout import Rollout, RolloutRunner, RolloutSettings, RolloutSpec
 from clawgym_env.sandboxes.base import Backend

@@ -18,9 +18,10 @@ from clawgym_env.engines.base import Engine
 from clawgym_env.errors import SandboxError, VerifierError
 from clawgym_env.harnesses.base import Harness, LaunchContext
 from clawgym_env.proxy.app import Proxy
+from clawgym_env.proxy.calls import CallRecord, FrozenCall, FrozenModel
 from clawgym_env.proxy.classify import CallFacts, classify
 from clawgym_env.proxy.server import ProxyServer
-from clawgym_env.proxy.session import Budget, CallRecord, FrozenCall, FrozenModel, SamplingPolicy, Session
+from clawgym_env.proxy.session import SamplingPolicy, Session
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.sandboxes.base import Backend, ExecResult, Limits, Sandbox, SandboxSpec
 from clawgym_env.tasks.base import Snapshot, Task
@@ -29,7 +30,7 @@ from clawgym_env.tree.filters import apply as apply_filters
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.pack import PackedTree, pack
 from clawgym_env.tree.prefix_tree import PrefixTree
-from clawgym_env.types import Reward, Sampling, Status
+from clawgym_env.types import Budget, Reward, Sampling, Status
 
 #: Model name that every harness is told to ask for.
 MODEL_NAME = "policy"

@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.proxy.session import CallRecord
+from clawgym_env.proxy.calls import CallRecord
 from clawgym_env.rollout import Rollout
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.pack import PackedTree

@@ -14,7 +14,7 @@ from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.errors import TaskError
 from clawgym_env.harnesses import get_harness
 from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.sandboxes import get_backend
 from clawgym_env.store import RunFolder
 from clawgym_env.tasks.base import FreshSandbox, Snapshot, Split, Task

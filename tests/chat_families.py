@@ -9,7 +9,7 @@ import renderers
 from tokenizers import Tokenizer
 
 from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER, FastTokenizer
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER, FastTokenizer
 
 #: Every family of the library but those that run a template from the model's folder, and gpt-oss, which downloads.
 FAMILIES = [

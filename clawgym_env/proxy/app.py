@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError, ProxyError, RenderingError, WireError
+from clawgym_env.proxy.calls import Draft
 from clawgym_env.proxy.exchange import ClientGone, Exchange, Receive, Scope, Send
 from clawgym_env.proxy.routes import Target, resolve
-from clawgym_env.proxy.session import Draft, Session
+from clawgym_env.proxy.session import Session
 from clawgym_env.wire import models
 from clawgym_env.wire.base import Memo, Reply, Usage, Wire
 

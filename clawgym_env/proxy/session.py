@@ -13,128 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from clawgym_env.dialect import Dialect, Hints
+from clawgym_env.dialect import Dialect
 from clawgym_env.engines.base import Engine, EngineRequest
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError
-from clawgym_env.proxy.attempts import Attempt, Attempts, Question
+from clawgym_env.proxy.attempts import Attempts, Question
+from clawgym_env.proxy.calls import Admitted, CallRecord, Draft, FrozenCall, FrozenModel, Rendered
 from clawgym_env.proxy.echoes import mint
 from clawgym_env.proxy.matching import History, Proposal
 from clawgym_env.proxy.seeds import CallSeeds
-from clawgym_env.rendering import ChatRenderer, off_loop
-from clawgym_env.rendering_messages import linked
+from clawgym_env.proxy.stopping import cut_at_stop
+from clawgym_env.rendering import ChatRenderer, linked, off_loop
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.prefix_tree import PrefixTree
-from clawgym_env.types import Budget as Budget
-from clawgym_env.types import ChatRequest, Generation, Message, ModelCall, Sampling, TokenArray, ToolCall
+from clawgym_env.types import Budget, ChatRequest, Generation, Message, ModelCall, Sampling, ToolCall
 
 SamplingPolicy = Literal["override", "honour"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenModel:
-    """A model beside the policy that a harness may ask for by name: what it says is context, never training data."""
-
-    engine: Engine
-    renderer: ChatRenderer
-    sampling: Sampling = field(default_factory=Sampling)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rendered:
-    """A request as the engine will see it.
-
-    Attributes:
-        anew: Why the history that it continues could not be kept, where that is so.
-    """
-
-    proposal: Proposal
-    prompt_ids: TokenArray
-    frozen: FrozenModel | None = None
-    anew: str | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Admitted:
-    """A request that will be answered: rendered, within the budget and the context.
-
-    Attributes:
-        request: With its messages as the policy is to see them.
-        anew: Why the history that it continues was rendered again, where that is so.
-        frozen: The model that answers in the policy's place.
-        earlier: The attempt whose answer this gets, where it was asked before.
-    """
-
-    request: ChatRequest
-    question: Question
-    hints: Hints
-    prompt_ids: TokenArray
-    sampling: Sampling
-    proposal: Proposal
-    anew: str | None
-    frozen: FrozenModel | None
-    earlier: Attempt[Draft] | None
-    started_s: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """An answer that is sampled and parsed but not yet committed.
-
-    Attributes:
-        number: Counts calls from 1 as they were admitted to the engine.
-        stop_text: The request's stop sequence that ended the answer, where one did.
-    """
-
-    number: int
-    admitted: Admitted
-    generation: Generation
-    reply: Message
-    stop_text: str | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenCall:
-    """A call that a frozen model answered; its tokens are in no tree."""
-
-    model: str
-    reply: Message
-    prompt_tokens: int
-    sampled_tokens: int
-    started_s: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallRecord:
-    """What a committed call looked like to the harness.
-
-    Attributes:
-        parent: The call it was matched to; ``None`` where it was rendered from scratch.
-        messages: The messages that are new since the parent's answer (all of them without a parent).
-        tools: Names of the tools that were offered.
-        started_s: Seconds since the session began; ``seconds`` is how long the answer took.
-        answers: Calls whose answers appear among ``messages``, in order.
-        hints: What the request's headers said.
-        extra: Request fields that were not acted on.
-    """
-
-    call: ModelCall
-    parent: int | None
-    messages: tuple[Message, ...]
-    reply: Message
-    tools: tuple[str, ...]
-    started_s: float
-    seconds: float
-    answers: tuple[int, ...] = ()
-    hints: Hints = field(default_factory=Hints)
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -366,13 +266,13 @@ class Session:
         if sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0):
             self.ledger.note("sampled from a truncated distribution")
 
-    async def _render(self, request: ChatRequest) -> _Rendered:
+    async def _render(self, request: ChatRequest) -> Rendered:
         """What a request continues, its prompt, and who answers it."""
         frozen = self._frozen(request.model)
         if frozen is not None:
             messages, renderer = request.messages, frozen.renderer
             prompt = await off_loop(messages, lambda: renderer.prompt(messages, request.tools))
-            return _Rendered(Proposal.nothing(messages), prompt, frozen)
+            return Rendered(Proposal.nothing(messages), prompt, frozen)
         proposal = self._history.propose(request.tools, request.messages)
         why = None
         if proposal.parent is not None:
@@ -381,11 +281,11 @@ class Session:
             new = linked(proposal.messages, proposal.shared)
             longer = await off_loop(new, lambda: self.renderer.extend(before, said, new, request.tools))
             if longer is not None:
-                return _Rendered(proposal, longer)
+                return Rendered(proposal, longer)
             why = self.renderer.why_not_extended(before, said, new)
             proposal = proposal.from_scratch()
         prompt = await off_loop(proposal.messages, lambda: self.renderer.prompt(proposal.messages, request.tools))
-        return _Rendered(proposal, prompt, anew=why)
+        return Rendered(proposal, prompt, anew=why)
 
     def _frozen(self, model: str) -> FrozenModel | None:
         return next((served for name, served in self.frozen.items() if fnmatchcase(model, name)), None)
@@ -418,33 +318,3 @@ def _requested(sampling: Sampling, request: ChatRequest) -> Sampling:
         top_k=sampling.top_k if request.top_k is None else max(request.top_k, 0),
         seed=sampling.seed if request.seed is None else request.seed % (1 << 63),
     )
-
-
-def cut_at_stop(
-    generation: Generation, stop: Sequence[str], decode: Callable[[TokenArray], str]
-) -> tuple[Generation, str | None]:
-    """A generation up to and including the token that completes the first stop sequence in it.
-
-    What was sampled before that token does not depend on what would have come after, so the log-probabilities stand.
-
-    Returns:
-        The generation, and the stop sequence that ended it, where one did.
-    """
-    text = decode(generation.token_ids) if stop else ""
-    found = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
-    if not found:
-        return generation, None
-    _, _, first = min(found)
-    low, high = 1, len(generation.token_ids)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if first in decode(generation.token_ids[:middle]) else (middle + 1, high)
-    kept = slice(0, low)
-    cut = replace(
-        generation,
-        token_ids=generation.token_ids[kept],
-        log_probs=generation.log_probs[kept],
-        versions=generation.versions[kept],
-        finish_reason="stop",
-    )
-    return cut, first

@@ -14,7 +14,8 @@ from google import genai
 
 from clawgym_env.engines.base import EngineRequest
 from clawgym_env.engines.scripted import ScriptedEngine
-from clawgym_env.proxy.session import FrozenModel, Session
+from clawgym_env.proxy.calls import FrozenModel
+from clawgym_env.proxy.session import Session
 from clawgym_env.types import Generation, Sampling, TokenArray
 from tests.proxy_world import RENDERER, START, World, letters, raw, run, world
 

@@ -16,7 +16,7 @@ from clawgym_env.proxy.app import Proxy
 from clawgym_env.proxy.server import ProxyServer
 from clawgym_env.proxy.session import Session
 from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.store import RunFolder
 from clawgym_env.tasks.builtin import BuiltinSuite
 from clawgym_env.types import Budget, TokenArray, ToolCall

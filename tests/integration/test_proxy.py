@@ -17,9 +17,9 @@ from clawgym_env.dialect import Dialect, Tolerance
 from clawgym_env.engines.base import EngineRequest
 from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.engines.stepwise import StepwiseEngine
-from clawgym_env.proxy.session import Budget, Session
+from clawgym_env.proxy.session import Session
 from clawgym_env.tree.pack import pack, paths
-from clawgym_env.types import Sampling, TokenArray
+from clawgym_env.types import Budget, Sampling, TokenArray
 from tests.proxy_world import RENDERER, START, TOOLS, World, call, letters, raw, run
 
 Chat = list[dict[str, Any]]

@@ -20,9 +20,9 @@ from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.engines.stepwise import StepwiseEngine
 from clawgym_env.errors import EngineError
 from clawgym_env.proxy import exchange
-from clawgym_env.proxy.session import Budget, Session
+from clawgym_env.proxy.session import Session
 from clawgym_env.tree.pack import pack
-from clawgym_env.types import ToolCall
+from clawgym_env.types import Budget, ToolCall
 from tests.proxy_world import RENDERER, STOP, World, call, letters, raw, run
 
 Json = dict[str, Any]

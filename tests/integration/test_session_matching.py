@@ -16,8 +16,8 @@ import pytest
 from clawgym_env.dialect import SAFE, Dialect, Rewrite, Tolerance
 from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.engines.stepwise import PendingCall, StepwiseEngine
-from clawgym_env.proxy.session import Budget, FrozenModel
-from clawgym_env.types import Message
+from clawgym_env.proxy.calls import FrozenModel
+from clawgym_env.types import Budget, Message
 from tests.proxy_world import RENDERER, START, TOOLS, World, call, letters, raw, run
 
 STREAMING = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_env.rendering_tokenizer import load_tokenizer
+from clawgym_env.rendering.tokenizer import load_tokenizer
 from clawgym_env.sandboxes.base import ExecResult
 from clawgym_env.tasks.builtin import BuiltinSuite, demonstrate
 from clawgym_env.tasks.builtin.suite import FAMILIES

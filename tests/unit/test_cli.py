@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from clawgym_env.cli import app
 from clawgym_env.harnesses import HARNESSES
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.store import RunFolder
 
 ANYWHERE = ["--endpoint", "http://127.0.0.1:9/v1", "--harness", "scripted", "--sandbox", "process"]

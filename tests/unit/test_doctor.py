@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, normalizers
 
 from clawgym_env.doctor import Check, check_machine, check_model
 from clawgym_env.harnesses import HARNESSES
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.sandboxes import BACKENDS, get_backend
 from tests.chat_families import FAMILIES, tokenizer_for
 

@@ -15,7 +15,7 @@ from renderers.qwen3 import Qwen3Renderer
 from transformers import AutoTokenizer
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER, load_tokenizer
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER, load_tokenizer
 from clawgym_env.tasks.builtin import BuiltinSuite
 from clawgym_env.tasks.builtin.build_tokenizer import SPECIAL_TOKENS, build, corpus, main, slot_words, tool_call_text
 
@@ -88,7 +88,7 @@ def test_transformers_loads_the_same_tokenizer() -> None:
 
 def test_loading_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from clawgym_env.rendering_tokenizer import load_tokenizer; load_tokenizer(); "
+        "import sys; from clawgym_env.rendering.tokenizer import load_tokenizer; load_tokenizer(); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

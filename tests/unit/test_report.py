@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from clawgym_env.proxy.session import CallRecord
+from clawgym_env.proxy.calls import CallRecord
 from clawgym_env.report import write_report
 from clawgym_env.report.summary import summarise
 from clawgym_env.rollout import Rollout

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.proxy.session import CallRecord, FrozenCall
+from clawgym_env.proxy.calls import CallRecord, FrozenCall
 from clawgym_env.rollout import Rollout
 from clawgym_env.store import RunFolder, write_whole
 from clawgym_env.tree.filters import Kept

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from clawgym_env.errors import ConfigError
 from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.store import RunFolder
 from clawgym_env.world import open_world
 from torchrl_ext.demos import capture_demonstrations

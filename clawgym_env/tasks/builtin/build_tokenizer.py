@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from clawgym_env.rendering_tokenizer import SHIPPED_TOKENIZER
+from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.tasks.builtin import words
 from clawgym_env.tasks.builtin.demonstrator import demonstrate
 from clawgym_env.tasks.builtin.suite import BuiltinSuite

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from clawgym_env.errors import RenderingError
-from clawgym_env.rendering_tokenizer import FastTokenizer
+from clawgym_env.rendering.tokenizer import FastTokenizer
 from clawgym_env.types import Message, TokenArray, ToolCall
 from clawgym_env.wire.openai_chat import message_json
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from clawgym_env.errors import ConfigError
 
 #: Folder of the small tokenizer that comes with the package.
-SHIPPED_TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
+SHIPPED_TOKENIZER = Path(__file__).parents[1] / "assets" / "tokenizer"
 
 #: Characters of the longest text whose ids are kept.
 LONGEST_REMEMBERED = 64

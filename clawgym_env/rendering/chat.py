@@ -15,10 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from clawgym_env.errors import RenderingError
-from clawgym_env.rendering_library import LIBRARY_ERRORS, Library
-from clawgym_env.rendering_messages import Folding, ToolSpecs
-from clawgym_env.rendering_messages import linked as linked
-from clawgym_env.rendering_tokenizer import FastTokenizer, load_tokenizer
+from clawgym_env.rendering.library import LIBRARY_ERRORS, Library
+from clawgym_env.rendering.messages import Folding, ToolSpecs, linked
+from clawgym_env.rendering.tokenizer import FastTokenizer, load_tokenizer
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 
 #: Characters of new text from which a rendering belongs in a thread: about 10 ms of work, and other threads get a turn

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import orjson
 
 from clawgym_env.errors import RenderingError
-from clawgym_env.rendering_library import LIBRARY_ERRORS, Library, Spec
-from clawgym_env.rendering_tokenizer import FastTokenizer
+from clawgym_env.rendering.library import LIBRARY_ERRORS, Library, Spec
+from clawgym_env.rendering.tokenizer import FastTokenizer
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 from clawgym_env.wire.openai_chat import tool_json
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clawgym_env.errors import RenderingError
-from clawgym_env.rendering import RENDER_IN_THREAD_CHARS, ChatRenderer, off_loop
+from clawgym_env.rendering.chat import RENDER_IN_THREAD_CHARS, ChatRenderer, off_loop
 from clawgym_env.rendering.tokenizer import FastTokenizer
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 from clawgym_env.wire.openai_chat import arguments_text

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError, ProxyError, RenderingError, WireError
-from clawgym_env.proxy.calls import Draft
+from clawgym_env.proxy.calls import Admitted, Draft
 from clawgym_env.proxy.exchange import ClientGone, Exchange, Receive, Scope, Send
 from clawgym_env.proxy.routes import Target, resolve
 from clawgym_env.proxy.session import Session
@@ -116,6 +116,8 @@ class Proxy:
             if session is not None:
                 session.fail(f"{type(error).__name__}: {error}")
             await exchange.refuse(WireError("internal error at the model boundary", status=500, code="internal_error"))
+        finally:
+            exchange.close()
 
     async def _dispatch(self, exchange: Exchange, method: str, target: Target, session: Session) -> None:
         if method == "HEAD":
@@ -142,27 +144,35 @@ class Proxy:
             memo = self._memos[session.rollout_id].setdefault(wire, Memo())
             request = exchange.request = wire.parse_request(body, params, memo)
             admitted = await session.admit(request, exchange.headers)
-            async with exchange.unless_gone(session.draft(admitted)) as pending:
+            draft = await _wait(exchange, session, admitted)
+            reply = _reply(draft)
+            try:
                 if request.stream:
-                    await exchange.hold(pending)
-                draft = await pending
-                reply = _reply(draft)
-                try:
-                    if request.stream:
-                        await exchange.write(wire.stream_deltas(reply))
-                    if exchange.gone:
-                        raise ClientGone
-                    if not self.is_live(session):
-                        ended = f"rollout {session.rollout_id!r} has ended"
-                        raise WireError(ended, status=410, code="rollout_ended")
-                except BaseException:
-                    session.abort(draft)
-                    raise
-                session.commit(draft)
+                    await exchange.write(wire.stream_deltas(reply))
+                if exchange.gone:
+                    raise ClientGone
+                if not self.is_live(session):
+                    ended = f"rollout {session.rollout_id!r} has ended"
+                    raise WireError(ended, status=410, code="rollout_ended")
+            except BaseException:
+                session.abort(draft)
+                raise
+            session.commit(draft)
         if request.stream:
             await exchange.end(wire.stream_end(reply))
         else:
             await exchange.json(wire.render_reply(reply))
+
+
+async def _wait(exchange: Exchange, session: Session, admitted: Admitted) -> Draft:
+    """The answer to a request, while its client stays."""
+    attempt = session.begin(admitted)
+    try:
+        await exchange.until(attempt.task)
+    except BaseException:
+        await session.leave(attempt)
+        raise
+    return session.take(attempt, admitted)
 
 
 @contextmanager

@@ -108,27 +108,55 @@ class Attempts(Generic[A]):
         return self._answered.get(question) if attempt is None and retry else attempt
 
     def begin(self, question: Question, generation: Coroutine[Any, Any, A]) -> Attempt[A]:
-        """Starts a generation, to be joined at once."""
+        """Starts a generation, to be joined or entered at once."""
         attempt = Attempt(question, asyncio.create_task(generation))
         self._pending[question] = attempt
         self._open.add(attempt)
         return attempt
 
     async def join(self, attempt: Attempt[A]) -> A:
-        """The attempt's answer, to be followed by one ``commit`` or ``abort``.
+        """The attempt's answer, to be followed by one ``commit`` or ``abort``: ``enter``, wait, ``take``.
 
         Raises:
             Exception: whatever its generation raised.
         """
-        attempt.waiting += 1
+        self.enter(attempt)
         try:
-            answer = await asyncio.shield(attempt.task)
+            await asyncio.wait([attempt.task])
+        except BaseException:
+            await self.leave(attempt)
+            raise
+        return self.take(attempt)
+
+    def enter(self, attempt: Attempt[A]) -> None:
+        """One more waits for an attempt's task; to be followed by ``take`` when it is done, or by ``leave``."""
+        attempt.waiting += 1
+
+    def take(self, attempt: Attempt[A]) -> A:
+        """The answer of an attempt that is done, to be followed by one ``commit`` or ``abort``.
+
+        Raises:
+            Exception: whatever its generation raised.
+        """
+        try:
+            answer = attempt.task.result()
         except BaseException:
             attempt.waiting -= 1
-            await self._leave(attempt)
+            if attempt.waiting == 0 and not attempt.over:
+                self._close(attempt)
             raise
         self._given[answer.number] = attempt
         return answer
+
+    async def leave(self, attempt: Attempt[A]) -> None:
+        """One of those who waited goes; with the last the generation ends."""
+        attempt.waiting -= 1
+        if attempt.waiting > 0 or attempt.committed or attempt.over:
+            return
+        self._end(attempt)
+        attempt.task.cancel()
+        attempt.task.add_done_callback(lambda task: self._ended(attempt, task))
+        await asyncio.wait([attempt.task])
 
     def commit(self, answer: A, make: Callable[[], int | None]) -> None:
         """Makes an answer a call.
@@ -165,14 +193,6 @@ class Attempts(Generic[A]):
         attempt.waiting -= 1
         if attempt.waiting == 0:
             del self._given[answer.number]
-
-    async def _leave(self, attempt: Attempt[A]) -> None:
-        if attempt.waiting > 0 or attempt.committed or attempt.over:
-            return
-        self._end(attempt)
-        attempt.task.cancel()
-        attempt.task.add_done_callback(lambda task: self._ended(attempt, task))
-        await asyncio.wait([attempt.task])
 
     def _ended(self, attempt: Attempt[A], task: asyncio.Task[A]) -> None:
         """A generation that nobody waits for is over: cancelled, failed, or done because it could not be stopped."""

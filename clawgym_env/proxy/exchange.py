@@ -1,13 +1,12 @@
 """One HTTP request and its response, in ASGI's terms: bodies with a limit, streams held open, clients that leave.
 
-Invariant: a response is begun once and ended once, whatever happens; a client that leaves cancels the work done for it.
+Invariant: a response is begun once and ended once, whatever happens; who leaves is noticed while work is done for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import orjson
@@ -36,17 +35,16 @@ class Exchange:
         wire: Whose forms the response takes.
         headers: Of the request, names in lower case.
         request: What was asked, once it is known.
-        gone: The client has left.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire) -> None:
         self._receive = receive
         self._send = send
         self._streaming = False
+        self._watch: asyncio.Task[None] | None = None
         self.wire = wire
         self.headers: Mapping[str, str] = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self.request: ChatRequest | None = None
-        self.gone = False
 
     async def body(self) -> bytes:
         """The request's body.
@@ -71,40 +69,37 @@ class Exchange:
             if not event.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    @asynccontextmanager
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-        """Runs a coroutine as a task that is cancelled when the client leaves, or when the caller does.
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left."""
+        return self._watch is not None and self._watch.done()
+
+    async def until(self, work: asyncio.Task[T]) -> None:
+        """Waits until a task is done; opens the stream, where one is asked for, and keeps the client waiting.
 
         Raises:
-            ClientGone: the client left before the work was done.
+            ClientGone: the client left before.
         """
-        task = asyncio.create_task(work)
-        watch = asyncio.create_task(self._watch(task))
-        try:
-            yield task
-        except asyncio.CancelledError:
-            if not self.gone:
-                raise
-            raise ClientGone from None
-        finally:
-            watch.cancel()
-            task.cancel()
-            await asyncio.gather(task, watch, return_exceptions=True)
+        assert self.request is not None
+        self._watch = asyncio.create_task(self._disconnected())
+        if self.request.stream:
+            await self._start_stream()
+        while not work.done():
+            timeout = KEEP_ALIVE_S if self.request.stream else None
+            await asyncio.wait([work, self._watch], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self.gone and not work.done():
+                raise ClientGone
+            if not work.done():
+                await self.write([self.wire.keep_alive(self.request)])
 
-    async def _watch(self, task: asyncio.Task[T]) -> None:
+    def close(self) -> None:
+        """Stops watching the client."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
-        task.cancel()
-
-    async def hold(self, pending: asyncio.Task[T]) -> None:
-        """Opens the stream and keeps the client waiting until a task is done."""
-        assert self.request is not None
-        await self._start_stream()
-        while not pending.done():
-            await asyncio.wait([pending], timeout=KEEP_ALIVE_S)
-            if not pending.done():
-                await self.write([self.wire.keep_alive(self.request)])
 
     async def refuse(self, error: WireError) -> None:
         """Ends the response with an error: with its status, or as an event where a client looks for it there."""

@@ -23,7 +23,7 @@ import numpy as np
 from clawgym_env.dialect import Dialect
 from clawgym_env.engines.base import Engine, EngineRequest
 from clawgym_env.errors import BudgetExhausted, ContextOverflow, EngineError
-from clawgym_env.proxy.attempts import Attempts, Question
+from clawgym_env.proxy.attempts import Attempt, Attempts, Question
 from clawgym_env.proxy.calls import Admitted, CallRecord, Draft, FrozenCall, FrozenModel, Rendered
 from clawgym_env.proxy.echoes import mint
 from clawgym_env.proxy.matching import History, Proposal
@@ -141,23 +141,51 @@ class Session:
         )
 
     async def draft(self, admitted: Admitted) -> Draft:
-        """Samples and parses an answer; to be followed by one ``commit`` or ``abort``.
+        """Samples and parses an answer, to be followed by one ``commit`` or ``abort``: ``begin``, wait, ``take``.
 
         Raises:
             BudgetExhausted: requests that were admitted meanwhile have used it up.
             EngineError: the engine failed.
         """
-        earlier = admitted.earlier
-        if earlier is None or earlier.over:
-            earlier = self._attempts.find(admitted.question, retry=admitted.hints.retry)
-        if earlier is None:
+        attempt = self.begin(admitted)
+        try:
+            await asyncio.wait([attempt.task])
+        except BaseException:
+            await self.leave(attempt)
+            raise
+        return self.take(attempt, admitted)
+
+    def begin(self, admitted: Admitted) -> Attempt[Draft]:
+        """Starts to answer, to be followed by ``take`` when the attempt's task is done, or by ``leave``.
+
+        Raises:
+            BudgetExhausted: requests that were admitted meanwhile have used it up.
+        """
+        attempt = admitted.earlier
+        if attempt is None or attempt.over:
+            attempt = self._attempts.find(admitted.question, retry=admitted.hints.retry)
+        if attempt is None:
             self._check_budget()
             self.served += 1
-            sampling = self._sample(admitted, self.served)
-            return await self._attempts.join(self._attempts.begin(admitted.question, sampling))
-        first = await self._attempts.join(earlier)
+            attempt = self._attempts.begin(admitted.question, self._sample(admitted, self.served))
+        self._attempts.enter(attempt)
+        return attempt
+
+    def take(self, attempt: Attempt[Draft], admitted: Admitted) -> Draft:
+        """The answer of an attempt that is done, to be followed by one ``commit`` or ``abort``.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        draft = self._attempts.take(attempt)
+        if draft.admitted.question is admitted.question:
+            return draft
         self.ledger.note("retry answered by the first attempt's answer")
-        return replace(first, admitted=replace(first.admitted, request=admitted.request))
+        return replace(draft, admitted=replace(draft.admitted, request=admitted.request))
+
+    async def leave(self, attempt: Attempt[Draft]) -> None:
+        """The client has gone away before the answer."""
+        await self._attempts.leave(attempt)
 
     def commit(self, draft: Draft) -> None:
         """Makes a draft part of the rollout, where nobody did before; called before its terminal event is sent."""

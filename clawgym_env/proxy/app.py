@@ -62,9 +62,9 @@ class Proxy:
             del self._keys[session.key], self._memos[rollout_id]
             self._ended.add(rollout_id)
 
-    def is_live(self, session: Session) -> bool:
-        """Whether calls of a session still count."""
-        return self._live.get(session.rollout_id) is session
+    def _require_live(self, session: Session) -> None:
+        if self._live.get(session.rollout_id) is not session:
+            raise WireError(f"rollout {session.rollout_id!r} has ended", status=410, code="rollout_ended")
 
     def session_of(self, rollout: str | None, owner: str | None, headers: Mapping[str, str]) -> Session:
         """The session that a request belongs to.
@@ -141,6 +141,7 @@ class Proxy:
         body = await exchange.body()
         # What fails without sampling is refused with its own status: harnesses compact on a 400, not on an event.
         with _refusals(wire):
+            self._require_live(session)  # it may have ended while the body came in
             memo = self._memos[session.rollout_id].setdefault(wire, Memo())
             request = exchange.request = wire.parse_request(body, params, memo)
             admitted = await session.admit(request, exchange.headers)
@@ -151,9 +152,7 @@ class Proxy:
                     await exchange.write(wire.stream_deltas(reply))
                 if exchange.gone:
                     raise ClientGone
-                if not self.is_live(session):
-                    ended = f"rollout {session.rollout_id!r} has ended"
-                    raise WireError(ended, status=410, code="rollout_ended")
+                self._require_live(session)
             except BaseException:
                 session.abort(draft)
                 raise

@@ -5,7 +5,7 @@ What contents say, and how ids and reasoning survive clients that drop them: :mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -171,11 +171,6 @@ def overflow(error: ContextOverflow) -> WireError:
 def render_token_count(tokens: int) -> dict[str, Any]:
     """The answer to a count request."""
     return {"totalTokens": tokens}
-
-
-def render_models(names: Sequence[str], max_context: int) -> dict[str, Any]:
-    """The body of ``GET /v1beta/models``."""
-    return {"models": [render_model(name, max_context) for name in names]}
 
 
 def render_model(name: str, max_context: int) -> dict[str, Any]:

@@ -270,6 +270,23 @@ def test_a_rollout_that_ends_during_a_call_keeps_its_record(stream: bool) -> Non
     assert session.records == [] and session.ledger.aborted == 3 and session.in_flight == 0
 
 
+def test_a_rollout_that_ends_while_a_body_comes_in_is_a_410() -> None:
+    body = orjson.dumps(BODY)
+
+    async def scenario(it: World) -> None:
+        async def parts() -> AsyncIterator[bytes]:
+            yield body[:9]
+            await asyncio.sleep(0.1)
+            it.proxy.unregister("r1")
+            yield body[9:]
+
+        response = await it.http.post(it.url, content=parts(), headers={"content-type": "application/json"})
+        assert (response.status_code, response.json()["error"]["code"]) == (410, "rollout_ended")
+
+    session = run(scenario, [letters("a")])
+    assert session.records == [] and not session.failed.is_set()
+
+
 def test_leaving_the_server_ends_what_is_pending() -> None:
     async def scenario(it: World) -> None:
         it.http.timeout = httpx.Timeout(5)

@@ -17,6 +17,7 @@ from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import anthropic_messages as wire
 from clawgym_env.wire.base import RAW_ARGUMENTS, Reply, Usage
+from tests.json_values import JSON
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
@@ -585,15 +586,6 @@ def test_redacted_thinking_is_dropped() -> None:
     assert read({"role": "assistant", "content": content}) == (Message("assistant", "So."),)
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=3)
 CALLS = st.builds(ToolCall, st.text(min_size=1), OBJECTS | st.text(), st.text(min_size=1))
 

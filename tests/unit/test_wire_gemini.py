@@ -700,7 +700,7 @@ def test_counting_reads_a_request_or_its_contents() -> None:
 
 
 def test_models() -> None:
-    (only,) = wire.render_models(["policy"], 4096)["models"]
+    only = wire.render_model("policy", 4096)
     assert only == wire.render_model("models/policy", 4096)
     assert only == {
         "name": "models/policy",

@@ -15,6 +15,7 @@ from clawgym_env.errors import WireError
 from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import openai_chat as wire
 from clawgym_env.wire.base import Reply, Usage
+from tests.json_values import JSON
 
 USER = {"role": "user", "content": "hi"}
 BASH = {"type": "function", "function": {"name": "bash", "description": "run", "parameters": {"type": "object"}}}
@@ -271,15 +272,6 @@ def test_usage_is_streamed_only_on_request() -> None:
     assert len(events) == 2 and b"prompt_tokens" not in b"".join(events)
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
 CALLS = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3), st.text(min_size=1))
 
 

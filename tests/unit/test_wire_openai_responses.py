@@ -20,6 +20,7 @@ from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import openai_responses as wire
 from clawgym_env.wire.base import Reply, Usage, parse_arguments
+from tests.json_values import JSON
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
@@ -626,15 +627,6 @@ def test_what_was_asked_is_repeated_in_the_answer() -> None:
     ]
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
 NAMES = st.text(min_size=1).filter(lambda name: name != "apply_patch")
 ARGUMENTS = st.dictionaries(st.text(), JSON, max_size=3) | st.text().filter(lambda t: parse_arguments(t) == t)
 FUNCTIONS = st.builds(ToolCall, NAMES, ARGUMENTS, st.text(min_size=1))

@@ -3,8 +3,9 @@
     python benchmarks/proxy_overhead.py --out proxy.json [--peers VENV/bin] [--profile]
 
 CPU microseconds a request: CPU time of the server's process over the requests of a window, sent by this process over
-eight connections; the least of the rounds, since neighbours on the machine only add to it. Requests are those of
-natural rollouts, which grow side by side: each history by the answer and a tool's result. The engine answers at once.
+eight connections; the least of the rounds, since neighbours on the machine only add to it (what streaming adds is the median of paired
+differences). Requests are those of natural rollouts, which grow side by side: each history by the answer and a tool's
+result. The engine answers at once.
 ``own`` is what is left of ours without the limit, an ASGI application on the same uvicorn that reads the same bytes and
 answers fixed ones. The chat format's part of it (templates, tokens, parsing: the ``renderers`` and ``tokenizers``
 libraries) is shown beside. Other proxies get the same bytes where they are installed; LiteLLM answers from its own
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +33,8 @@ from tables import table
 
 CONNECTIONS = 8
 CONCURRENT = 64
+#: Pairs of windows a round, plain and streamed: their difference is far below the noise of either.
+PAIRS = 4
 
 
 @dataclass(frozen=True)
@@ -213,29 +217,47 @@ def chunk_cost(proxy: Served, others: dict[str, Served], plan: Plan) -> dict[str
     """CPU that streaming adds, a chunk: answers of one tool call, and of eight."""
     rollouts = Rollouts(proxy)
     rows: dict[str, dict[str, float]] = {}
-    pairs: dict[int, list[Window]] = {}
     for tools in (1, 8):
-        runs: list[list[Window]] = [[], []]
-        for _ in range(plan.rounds):
-            for stream in (False, True):
-                runs[stream].append(small(rollouts, plan.small, stream=stream, tools=tools))
-        pairs[tools] = [_least(run) for run in runs]
-        rows[f"ours, {pairs[tools][1].chunks:g} chunks"] = _added(*pairs[tools])
-    few, many = rows.values()
-    more = pairs[8][1].chunks - pairs[1][1].chunks
-    rows["ours, each chunk more"] = {"us_a_chunk": (many["added_us"] - few["added_us"]) / more}
-    for name, other in others.items():
-        again = [
-            _least([replay(other, window.requests, stream=bool(stream)) for _ in range(plan.rounds)])
-            for stream, window in enumerate(pairs[1])
+        pairs = [
+            [small(rollouts, plan.small, stream=stream, tools=tools) for stream in (False, True)]
+            for _ in range(PAIRS * plan.rounds)
         ]
-        rows[f"{name}, {again[1].chunks:g} chunks"] = _added(*again)
+        rows[f"ours, {pairs[0][1].chunks:g} chunks"] = _added(pairs)
+        if tools == 1:
+            plain, streamed = ([window.requests for window in pair] for pair in zip(*pairs, strict=True))
+    for name, other in others.items():
+        asked = zip(plain, streamed, strict=True)
+        pairs = [[replay(other, body, stream=bool(k)) for k, body in enumerate(both)] for both in asked]
+        rows[f"{name}, {pairs[0][1].chunks:g} chunks"] = _added(pairs)
     return rows
 
 
-def _added(plain: Window, streamed: Window) -> dict[str, float]:
-    added = streamed.cpu_us - plain.cpu_us
-    return {"added_us": added, "us_a_chunk": added / streamed.chunks}
+def _added(pairs: list[list[Window]]) -> dict[str, float]:
+    """What a request costs more streamed than plain: the median of pairs of windows, each pair one after the other."""
+    added = statistics.median(streamed.cpu_us - plain.cpu_us for plain, streamed in pairs)
+    return {"added_us": added, "us_a_chunk": added / pairs[0][1].chunks}
+
+
+def chunk_writing(rounds: int) -> dict[str, dict[str, float]]:
+    """What writing a stream's chunks takes, by wire: an answer of thinking, text and eight tool calls."""
+    from clawgym_env.types import ChatRequest, Message, ToolCall
+    from clawgym_env.wire import anthropic_messages, gemini, openai_chat, openai_responses
+    from clawgym_env.wire.base import Reply, Usage
+
+    calls = tuple(ToolCall("bash", {"command": f"grep -n {k} notes.txt"}, f"call_{k}") for k in range(8))
+    message = Message("assistant", "I look for them. " * 8, "Which are there? " * 8, calls)
+    rows = {}
+    request = ChatRequest("policy", (Message("user", "Find them."),), stream=True)
+    for wire in (openai_chat, openai_responses, anthropic_messages, gemini):
+        reply = Reply(1, 0, request, message, "stop", Usage(900, 120, 800))
+
+        def write(reply: Reply = reply, wire: Any = wire) -> int:
+            return len([*wire.stream_deltas(reply), *wire.stream_end(reply)])
+
+        chunks = write()
+        took = min(timeit.repeat(write, number=20, repeat=5 * rounds)) / 20 * 1e6
+        rows[wire.__name__.rpartition(".")[2]] = {"chunks": chunks, "us_a_chunk": took / chunks}
+    return rows
 
 
 class _Channel(asyncio.Protocol):
@@ -338,6 +360,7 @@ def main() -> None:
         missing = [name for name, served in found.items() if served is None]
         results = overhead(proxy, others, plan)
         results["sse"] = chunk_cost(proxy, others, plan)
+        results["chunks"] = chunk_writing(plan.rounds)
         results["latency"] = latency(proxy, others, plan)
         results["not_installed"] = missing
     for title, key in (
@@ -345,6 +368,7 @@ def main() -> None:
         ("the chat format's part, CPU us a request", "chat_format_us"),
         ("growth: call of a rollout", "growth"),
         ("what streaming adds, CPU us", "sse"),
+        ("writing a chunk, CPU us", "chunks"),
         (f"latency, {CONCURRENT} rollouts, {plan.rate:g} requests a second", "latency"),
     ):
         print(f"\n{title}\n{table(results[key], lambda row: row)}")

@@ -49,7 +49,6 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self._library = Library(tokenizer, family, enable_thinking)
         self.stop_token_ids = self._library.stop_token_ids
-        self._stops = np.asarray(self.stop_token_ids, dtype=np.int64)
         self.folding = Folding.of(self._library, tokenizer)
         self._specs = ToolSpecs(self._library)
         self._open_turn_suffices = True
@@ -136,9 +135,10 @@ class ChatRenderer:
             return prompt_ids
         for end in range(len(prompt_ids), 0, -_BLOCK):
             start = max(0, end - _BLOCK)
-            closes = np.flatnonzero((prompt_ids[start:end, None] == self._stops).any(axis=1))
-            if closes.size:
-                return prompt_ids[start + closes[-1] :]
+            block = prompt_ids[start:end]
+            closes = [int(found[-1]) for stop in self.stop_token_ids if (found := (block == stop).nonzero()[0]).size]
+            if closes:
+                return prompt_ids[start + max(closes) :]
         return prompt_ids
 
     def _bridges_open_turns(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,9 +68,24 @@ def test_proxy_overhead(tmp_path: Path) -> None:
     assert list(results["growth"]) == ["1", "3", "6"]
     sizes = [row["body_kb"] for row in results["growth"].values()]
     assert sizes == sorted(set(sizes))
-    assert {"ours, 5 chunks", "ours, 12 chunks", "ours, each chunk more", "echo, 5 chunks"} <= set(results["sse"])
+    assert {"ours, 5 chunks", "ours, 12 chunks", "echo, 5 chunks"} <= set(results["sse"])
+    assert {wire: row["chunks"] > 8 and row["us_a_chunk"] > 0 for wire, row in results["chunks"].items()} == dict.fromkeys(
+        ("openai_chat", "openai_responses", "anthropic_messages", "gemini"), True
+    )
     assert results["latency"]["echo"]["added_p50_us"] == 0 < results["latency"]["ours"]["p50_us"]
     assert set(results["not_installed"]) <= {"vllm-router", "LiteLLM"}
+
+
+def test_proxy_profile_names_the_parts(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "proxy_overhead.py"), "--profile", "--tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    small, large = done.stdout.split("profile, ")[1:]
+    for printed in (small, large):
+        shares = {part: float(share) for share, part in re.findall(r"^ *([\d.]+)%  (\S+)$", printed, re.MULTILINE)}
+        assert {"clawgym_env.proxy", "clawgym_env.wire", "clawgym_env.tree", "renderers", "asyncio"} <= set(shares)
+        assert sum(shares.values()) == pytest.approx(100, abs=1)
 
 
 def test_session_scale(tmp_path: Path) -> None:

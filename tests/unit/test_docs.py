@@ -18,7 +18,7 @@ from clawgym_env.types import Status
 from torchrl_ext.recipes.config import RECIPES, build
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md") if path.is_file()]
+PAGES = [path for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md") if path.is_file()]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 
@@ -130,7 +130,8 @@ def test_every_family_and_harness_is_listed() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", tasks, re.MULTILINE)) == set(FAMILIES)
     harnesses = (ROOT / "docs" / "harnesses.md").read_text()
     listed = harnesses.partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", listed, re.MULTILINE)) == set(HARNESSES)
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(harnesses/([\w-]+)\.md\) \|", listed, re.MULTILINE)
+    assert {name for name, page in rows if name == page} == set(HARNESSES)
     assert all(get_harness(name).info.version in harnesses for name in HARNESSES)
 
 

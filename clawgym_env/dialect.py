@@ -8,11 +8,12 @@ harness believes. Key order, spacing and ids of tool calls, cache marks and one 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
-from clawgym_env.types import CallKind
+from clawgym_env.types import CallKind, Message
 
 
 class Tolerance(StrEnum):
@@ -41,21 +42,23 @@ SAFE: frozenset[Tolerance] = frozenset(Tolerance) - {Tolerance.REWRITTEN_ARGUMEN
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Takes what changes from request to request out of system texts: a billing line, a nonce, a clock.
+    """Takes what changes from request to request out of texts: a billing line, a nonce, a clock.
 
     Attributes:
         name: What it takes out, for the ledger.
         replacement: As :func:`re.sub` takes it.
+        role: Whose texts it is applied to.
     """
 
     name: str
     pattern: re.Pattern[str]
     replacement: str = ""
+    role: Literal["system", "user"] = "system"
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the headers of one request say.
+    """What one request says of itself: its headers, or a line in its texts.
 
     Attributes:
         retry: It repeats an earlier request whose answer did not arrive.
@@ -76,9 +79,10 @@ class Dialect:
 
     Attributes:
         tolerates: Differences that do not keep a request from continuing a call.
-        stabilise: Applied in order to every system text, before anything else is done with a request.
+        stabilise: Applied in order to every text of their role, before anything else is done with a request.
         retry_header: Counts retries from 0. The official SDKs send the default's.
         kind_header: Its values are looked up in ``kinds``; one that is not there says nothing.
+        agent_text: Its last match in texts of user and system names the agent that asks (group 1); a header goes first.
     """
 
     tolerates: frozenset[Tolerance] = SAFE
@@ -88,18 +92,20 @@ class Dialect:
     parent_header: str | None = None
     kind_header: str | None = None
     kinds: Mapping[str, CallKind] = field(default_factory=dict)
+    agent_text: re.Pattern[str] | None = None
 
-    def hints(self, headers: Mapping[str, str]) -> Hints:
-        """Reads a request's headers.
+    def hints(self, headers: Mapping[str, str], messages: Sequence[Message] = ()) -> Hints:
+        """Reads a request's headers and, where the dialect says so, its texts.
 
         Args:
             headers: Names in lower case.
+            messages: As they came.
         """
         count = _value(headers, self.retry_header)
         kind = _value(headers, self.kind_header)
         return Hints(
             retry=count is not None and count.isdecimal() and int(count) > 0,
-            agent=_value(headers, self.agent_header),
+            agent=_value(headers, self.agent_header) or _named(messages, self.agent_text),
             parent=_value(headers, self.parent_header),
             kind=None if kind is None else self.kinds.get(kind),
         )
@@ -107,3 +113,10 @@ class Dialect:
 
 def _value(headers: Mapping[str, str], name: str | None) -> str | None:
     return None if name is None else headers.get(name.lower(), "").strip() or None
+
+
+def _named(messages: Sequence[Message], pattern: re.Pattern[str] | None) -> str | None:
+    if pattern is None:
+        return None
+    texts = (message.content for message in reversed(messages) if message.role in ("user", "system"))
+    return next((found[-1] for text in texts if (found := pattern.findall(text))), None)

@@ -6,6 +6,8 @@ ClawGymError
 ├── TaskError (ValueError)             a task or suite that cannot be loaded
 ├── SandboxError (RuntimeError)        the box itself
 │   ├── SandboxUnavailable             the backend cannot work on this machine
+│   ├── SandboxStartFailed             no start succeeded, of several
+│   ├── WorkspaceTooLarge              more in it than may be read out
 │   └── SandboxClosed                  used after stop, or its owner died
 ├── HarnessError (RuntimeError)
 │   └── HarnessNotInstalled (FileNotFoundError)
@@ -13,7 +15,7 @@ ClawGymError
 ├── ProxyError (RuntimeError)
 │   └── BudgetExhausted                this rollout may make no more calls
 ├── RenderingError (ValueError)        messages that no template holds; a model without tool tokens
-│   └── ContextOverflow                prompt longer than the context
+│   └── ContextOverflow                prompt that leaves no room for an answer
 ├── EngineError (RuntimeError)         the policy engine failed
 └── VerifierError (RuntimeError)       the verifier crashed or gave no valid score
 ```
@@ -40,6 +42,14 @@ class SandboxError(ClawGymError, RuntimeError):
 
 class SandboxUnavailable(SandboxError):
     """The backend cannot work on this machine; the message names the ways out."""
+
+
+class SandboxStartFailed(SandboxError):
+    """Several starts in a row failed; the message holds the last one's reason."""
+
+
+class WorkspaceTooLarge(SandboxError):
+    """The workspace holds more files, bytes or levels than may be read out: the doing of who filled it."""
 
 
 class SandboxClosed(SandboxError):
@@ -83,19 +93,22 @@ class RenderingError(ClawGymError, ValueError):
 
 
 class ContextOverflow(RenderingError):
-    """A prompt longer than the policy's context.
+    """A prompt that leaves no room for an answer in the policy's context.
 
     Attributes:
         prompt_tokens: Length of the prompt.
-        max_context: Context length in tokens.
+        max_context: Context length in tokens; an answer takes one of them at least.
+        max_prompt: Length of the longest prompt that can be answered.
     """
 
     def __init__(self, prompt_tokens: int, max_context: int):
         super().__init__(
-            f"This model's maximum context length is {max_context} tokens, but the prompt has {prompt_tokens}."
+            f"This model's maximum context length is {max_context} tokens. However, you requested {prompt_tokens + 1} "
+            f"tokens ({prompt_tokens} in the messages, 1 in the completion)."
         )
         self.prompt_tokens = prompt_tokens
         self.max_context = max_context
+        self.max_prompt = max_context - 1
 
 
 class EngineError(ClawGymError, RuntimeError):

@@ -37,7 +37,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One conversation turn, independent of any wire format."""
+    """One conversation turn, independent of any wire format.
+
+    Attributes:
+        is_error: The harness says that the tool failed. Chat formats have no place for it: the policy is told by the
+            text alone.
+    """
 
     role: Role
     content: str = ""
@@ -45,6 +50,15 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A named group of tools, on wires that have such."""
+
+    name: str
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,7 @@ class ToolSpec:
     """A tool that the harness offers.
 
     Attributes:
+        name: As the model is to write it; that of a tool in a namespace begins with the namespace's.
         parameters: JSON schema of its arguments.
         free_text: The harness takes a text rather than an object: the model is offered one string argument, ``input``.
     """
@@ -60,6 +75,7 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     free_text: bool = False
+    namespace: Namespace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Proxy:
         except WireError as error:
             if session is not None and target.action == "generate":
                 session.ledger.note(f"refused: {error}")
+            elif session is not None and target.action == "nothing" and scope["method"] == "POST":
+                session.misdirected = session.misdirected or f"POST {scope['path']}: {error}"
             await exchange.refuse(error)
         except Exception as error:
             log.exception("%s: a call failed", scope["path"])
@@ -150,6 +152,7 @@ class Proxy:
             try:
                 if request.stream:
                     await exchange.write(wire.stream_deltas(reply))
+                    exchange.sent = reply
                 if exchange.gone:
                     raise ClientGone
                 self._require_live(session)

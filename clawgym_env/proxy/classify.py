@@ -174,6 +174,8 @@ class _Classifier:
         if agent is None:
             parent = MAIN if call.hints.parent in (None, self.main_name) else str(call.hints.parent)
             spawner, _ = self._spawner(call, parent)
+            if spawner is None:
+                spawner = self._told(call, parent)
             if spawner is None and parent in self.agents and self._began(self.agents[parent]):
                 spawner = self.agents[parent].latest
             return Label(None, "subagent", name, 0, spawner)
@@ -267,9 +269,7 @@ class _Classifier:
             parts += more
             if self.calls[part].hints.kind is None:
                 about = agent.latest if part != agent.latest else self.continues[part]
-                self.labels[part] = Label(
-                    self.continues[part], "compaction", agent.name, agent.segment, about, 0.95
-                )
+                self.labels[part] = Label(self.continues[part], "compaction", agent.name, agent.segment, about, 0.95)
         return bool(found)
 
     def _quoted(self, call: CallFacts, agent: _Agent) -> list[int]:
@@ -296,6 +296,18 @@ class _Classifier:
         spawner, _ = self._spawner(call)
         owner = self.labels[spawner] if spawner is not None else Label()
         return Label(None, "side", owner.agent, owner.segment, spawner, 0.6 if call.tools else 0.8)
+
+    def _told(self, call: CallFacts, agent: str) -> int | None:
+        """The call of an agent that handed on the longest text in what a conversation begins with, however little."""
+        begins = "\n".join(_opening(call).users)
+        found = (
+            (len(text), k)
+            for k, texts in self.handed.items()
+            if self.labels[k].agent == agent
+            for text in texts
+            if text in begins
+        )
+        return max(found, default=(0, None))[1]
 
     def _spawner(self, call: CallFacts, agent: str | None = None) -> tuple[int | None, bool]:
         """The call whose tool calls handed on what a conversation begins with; whether they hold a whole message of it.
@@ -338,9 +350,7 @@ class _Classifier:
         agent = self.agents.get(label.agent)
         if agent is None:
             kind: Literal["main", "subagent"] = "subagent" if label.kind == "subagent" else "main"
-            agent = _Agent(
-                label.agent, kind, _opening(call), number, number, 0, label.spawned_by, label.confidence
-            )
+            agent = _Agent(label.agent, kind, _opening(call), number, number, 0, label.spawned_by, label.confidence)
             self.agents[label.agent] = agent
         elif label.segment > agent.segment:
             agent.opening, agent.first, agent.segment, agent.texts = _opening(call), number, label.segment, {}

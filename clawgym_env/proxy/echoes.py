@@ -27,16 +27,19 @@ def mint(number: int, index: int) -> str:
 def stabilise(
     messages: tuple[Message, ...], rewrites: Sequence[Rewrite]
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages with every rewrite applied to the system texts, and the names of those that changed any."""
+    """The messages with every rewrite applied to the texts of its role, and the names of those that changed any."""
     if not rewrites:
         return messages, ()
     names: dict[str, None] = {}
     out = list(messages)
+    roles = {rewrite.role for rewrite in rewrites}
     for i, message in enumerate(messages):
-        if message.role != "system":
+        if message.role not in roles:
             continue
         text = message.content
         for rewrite in rewrites:
+            if rewrite.role != message.role:
+                continue
             text, times = rewrite.pattern.subn(rewrite.replacement, text)
             if times:
                 names[rewrite.name] = None

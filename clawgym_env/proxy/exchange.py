@@ -13,7 +13,7 @@ import orjson
 
 from clawgym_env.errors import WireError
 from clawgym_env.types import ChatRequest
-from clawgym_env.wire.base import Wire
+from clawgym_env.wire.base import Reply, Wire
 
 MAX_BODY_BYTES = 64 << 20
 KEEP_ALIVE_S = 10.0
@@ -35,6 +35,7 @@ class Exchange:
         wire: Whose forms the response takes.
         headers: Of the request, names in lower case.
         request: What was asked, once it is known.
+        sent: The answer whose message is in the stream, before that has ended.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire) -> None:
@@ -45,6 +46,7 @@ class Exchange:
         self.wire = wire
         self.headers: Mapping[str, str] = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self.request: ChatRequest | None = None
+        self.sent: Reply | None = None
 
     async def body(self) -> bytes:
         """The request's body.
@@ -105,7 +107,7 @@ class Exchange:
         """Ends the response with an error: with its status, or as an event where a client looks for it there."""
         in_stream = self.request is not None and self.request.stream and error.code in self.wire.IN_STREAM
         if self._streaming or in_stream:
-            await self.end(self.wire.stream_error(error, self.request))
+            await self.end(self.wire.stream_error(error, self.request, self.sent))
         else:
             await self.json(self.wire.render_error(error), error.status)
 

@@ -54,6 +54,7 @@ class Session:
         served: Calls that reached the engine.
         exhausted: Set when a call was refused because a budget is met.
         failed: Set when the engine failed; ``failure`` says why.
+        misdirected: The first request that was sent to a path of no API, and what was said to it.
     """
 
     rollout_id: str
@@ -72,6 +73,7 @@ class Session:
     frozen_calls: list[FrozenCall] = field(default_factory=list)
     served: int = 0
     failure: str | None = None
+    misdirected: str | None = None
     exhausted: asyncio.Event = field(default_factory=asyncio.Event)
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     _history: History = field(init=False)
@@ -120,7 +122,7 @@ class Session:
             RenderingError: no template holds the messages.
         """
         started = time.monotonic()
-        question, hints = Question(request), self.dialect.hints(headers)
+        question, hints = Question(request), self.dialect.hints(headers, request.messages)
         earlier = self._attempts.find(question, retry=hints.retry)
         if earlier is None:
             self._check_budget()
@@ -282,7 +284,7 @@ class Session:
         for what in sorted(proposal.tolerated):
             self.ledger.note(f"tolerated: {what}")
         for name in proposal.stabilised:
-            note = f"taken out of system texts: {name}"
+            note = f"taken out of prompts: {name}"
             if note not in self.ledger.notes:
                 self.ledger.note(note)
         if admitted.anew is not None:

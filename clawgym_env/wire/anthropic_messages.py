@@ -123,7 +123,7 @@ def render_error(error: WireError) -> dict[str, Any]:
     return {"type": "error", "error": body, "request_id": None}
 
 
-def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[bytes]:
+def stream_error(error: WireError, request: ChatRequest | None, sent: Reply | None = None) -> Iterator[bytes]:
     """How an error ends a stream whose headers have gone out."""
     yield named_event("error", render_error(error))
 
@@ -131,7 +131,7 @@ def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[byte
 def overflow(error: ContextOverflow) -> WireError:
     """The refusal that makes Claude Code compact; it reads the numbers, so nothing stands around them."""
     return WireError(
-        f"prompt is too long: {error.prompt_tokens} tokens > {error.max_context} maximum",
+        f"prompt is too long: {error.prompt_tokens} tokens > {error.max_prompt} maximum",
         code="context_length_exceeded",
     )
 
@@ -287,7 +287,9 @@ def _user(content: Any, where: str) -> list[Message]:
     for block, path in _parts(content, where):
         if block["type"] == "tool_result":
             call_id = base.expect(block, "tool_use_id", str, f"{path}.")
-            results.append(Message("tool", _text(block.get("content"), f"{path}.content"), tool_call_id=call_id))
+            text = _text(block.get("content"), f"{path}.content")
+            failed = bool(base.optional(block, "is_error", bool, f"{path}."))
+            results.append(Message("tool", text, tool_call_id=call_id, is_error=failed))
         elif block["type"] == "text":
             texts.append(base.expect(block, "text", str, f"{path}."))
             text_last = text_last or bool(results and texts[-1])

@@ -149,8 +149,12 @@ class Wire(Protocol):
         """The API's error body."""
         ...
 
-    def stream_error(self, error: WireError, request: ChatRequest | None) -> Iterable[bytes]:
-        """How an error ends a stream whose headers have gone out."""
+    def stream_error(self, error: WireError, request: ChatRequest | None, sent: Reply | None = None) -> Iterable[bytes]:
+        """How an error ends a stream whose headers have gone out.
+
+        Args:
+            sent: The answer whose ``stream_deltas`` have gone out as well.
+        """
         ...
 
     def overflow(self, error: ContextOverflow) -> WireError:

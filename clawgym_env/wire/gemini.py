@@ -148,22 +148,19 @@ def render_error(error: WireError) -> dict[str, Any]:
     return {"error": body}
 
 
-def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[bytes]:
-    """How an error ends a stream whose headers have gone out.
-
-    An array that has begun is not valid JSON after it: no client can take what came before for a whole answer.
-    """
+def stream_error(error: WireError, request: ChatRequest | None, sent: Reply | None = None) -> Iterator[bytes]:
+    """How an error ends a stream whose headers have gone out: as its last element."""
     if request is None or EVENTS in request.wants:
         yield data_event(render_error(error))
     else:
-        yield b"[" + orjson.dumps(render_error(error)) + b"]"
+        yield _element(request, render_error(error), first=sent is None or len(_parts(sent)) == 1) + b"]"
 
 
 def overflow(error: ContextOverflow) -> WireError:
     """The refusal that makes harnesses compact."""
     return WireError(
         f"The input token count ({error.prompt_tokens}) exceeds the maximum number of tokens allowed "
-        f"({error.max_context}).",
+        f"({error.max_prompt}).",
         code="context_length_exceeded",
     )
 

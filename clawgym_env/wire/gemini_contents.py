@@ -245,7 +245,8 @@ def _result(data: Any, where: str, unanswered: list[ToolCall]) -> Message:
     if call is not None:
         unanswered.remove(call)
         call_id = call.id
-    return Message("tool", _result_text(response), tool_call_id=call_id)
+    failed = response is not None and response.keys() == {"error"}
+    return Message("tool", _result_text(response), tool_call_id=call_id, is_error=failed)
 
 
 def _result_text(response: Mapping[str, Any] | None) -> str:

@@ -120,7 +120,7 @@ def render_error(error: WireError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[bytes]:
+def stream_error(error: WireError, request: ChatRequest | None, sent: Reply | None = None) -> Iterator[bytes]:
     """How an error ends a stream whose headers have gone out."""
     yield data_event(render_error(error))
     yield DONE

@@ -22,6 +22,7 @@ from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, Role, ToolCall, ToolSpec
 from clawgym_env.wire import base, openai_chat
 from clawgym_env.wire.base import Memo, Reply, Usage, arguments_text, parse_arguments
+from clawgym_env.wire.responses_tools import joined_name, name_fields, read_tools, tools_json
 from clawgym_env.wire.sse import COMMENT, named_event
 
 #: Codex makes room only where this comes as ``response.failed``; as an HTTP status it is any bad request to it.
@@ -32,13 +33,6 @@ PREFILL = (
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 #: First characters of every encrypted content of ours.
 ENCRYPTED_PREFIX = "clawgym1."
-#: What the model is offered for a tool that takes one text.
-FREE_TEXT_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-
 _READ = frozenset(
     {
         "model", "input", "instructions", "tools", "text", "include", "temperature", "top_p", "max_output_tokens",
@@ -60,20 +54,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context_management": ([],),
 }
 _STATEFUL = ("previous_response_id", "conversation")
-_TOOL_FIELDS: Mapping[str, frozenset[str]] = {
-    "function": frozenset({"type", "name", "description", "parameters"}),
-    "custom": frozenset({"type", "name", "description"}),
-}
-#: A grammar binds the model at the API and cannot here. The harness checks its tool's input itself, so it is accepted.
-_TOOL_HARMLESS: Mapping[str, frozenset[str]] = {
-    "function": frozenset({"strict", "output_schema"}),
-    "custom": frozenset({"format"}),
-}
-_TOOL_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "defer_loading": (False,),
-    "async": (False,),
-    "allowed_callers": (["direct"],),
-}
 
 
 def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = None) -> ChatRequest:
@@ -88,15 +68,12 @@ def parse_request(body: bytes, params: Mapping[str, str], memo: Memo | None = No
     if text is not None:
         neutral = {"format": ({"type": "text"},)}
         extra["text"] = base.check_fields(text, read=(), harmless={"verbosity"}, neutral=neutral, where="text.")
-    tools = []
-    for i, tool in enumerate(base.optional(data, "tools", list) or []):
-        spec, recorded = _tool(tool, f"tools[{i}]")
-        tools.append(spec)
-        extra |= {f"tools[{i}].{key}": value for key, value in recorded.items()}
+    tools, recorded = read_tools(data)
+    extra |= recorded
     return ChatRequest(
         model=base.expect(data, "model", str),
         messages=_messages(data, memo or Memo()),
-        tools=() if extra.get("tool_choice") == "none" else tuple(tools),
+        tools=() if extra.get("tool_choice") == "none" else tools,
         temperature=base.number(data, "temperature", 0.0, 2.0),
         top_p=base.number(data, "top_p", 0.0, 1.0),
         max_tokens=base.integer(data, "max_output_tokens"),
@@ -110,7 +87,7 @@ def render_reply(reply: Reply) -> dict[str, Any]:
     """The unstreamed response body."""
     truncated = reply.finish_reason == "length"
     return {
-        **_head(f"resp_{reply.number}", reply.created, reply.request),
+        **_reply_head(reply),
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
         "output": _items(reply),
@@ -136,7 +113,7 @@ def stream_deltas(reply: Reply) -> Iterator[bytes]:
 def stream_end(reply: Reply) -> Iterator[bytes]:
     """The terminal event; the call must be committed before it is sent."""
     response = render_reply(reply)
-    yield from _numbered([(response["status"], {"response": response})], sum(1 for _ in _delta_events(reply)))
+    yield from _numbered([(response["status"], {"response": response})], _count(_delta_events(reply)))
 
 
 def render_error(error: WireError) -> dict[str, Any]:
@@ -144,7 +121,7 @@ def render_error(error: WireError) -> dict[str, Any]:
     return openai_chat.render_error(error)
 
 
-def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[bytes]:
+def stream_error(error: WireError, request: ChatRequest | None, sent: Reply | None = None) -> Iterator[bytes]:
     """How an error ends a stream whose headers have gone out.
 
     The official client reads no failure without a ``created`` before it. Of the codes that the API has for a failure,
@@ -152,6 +129,9 @@ def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[byte
     """
     code = "server_error" if error.status >= 500 else "invalid_prompt"
     failure = {"code": error.code if error.code in IN_STREAM else code, "message": str(error)}
+    if sent is not None:
+        failed = {**_reply_head(sent), "status": "failed", "error": failure}
+        return _numbered([("failed", {"response": failed})], _count(_delta_events(sent)))
     head = _head("resp_0", 0, request or ChatRequest(model="", messages=()))
     failed = {**head, "status": "failed", "error": failure}
     return _numbered([("created", {"response": head}), ("failed", {"response": failed})])
@@ -160,7 +140,7 @@ def stream_error(error: WireError, request: ChatRequest | None) -> Iterator[byte
 def overflow(error: ContextOverflow) -> WireError:
     """The refusal that makes harnesses compact; they look for its words where they do not look at its code."""
     said = "Your input exceeds the context window of this model. Please adjust your input and try again."
-    counted = f"({error.prompt_tokens} tokens; at most {error.max_context})"
+    counted = f"({error.prompt_tokens} tokens; at most {error.max_prompt})"
     return WireError(f"{said} {counted}", param="input", code="context_length_exceeded")
 
 
@@ -181,16 +161,13 @@ def _head(ident: str, created: int, request: ChatRequest) -> dict[str, Any]:
         "top_p": request.top_p,
         "max_output_tokens": request.max_tokens,
         "tool_choice": request.extra.get("tool_choice") or "auto",
-        "tools": [_tool_json(t, request.extra, f"tools[{i}].") for i, t in enumerate(request.tools)],
+        "tools": tools_json(request),
         "usage": None,
     }
 
 
-def _tool_json(tool: ToolSpec, extra: Mapping[str, Any], where: str) -> dict[str, Any]:
-    named = {"name": tool.name, "description": tool.description}
-    if tool.free_text:
-        return {"type": "custom", **named, "format": extra.get(f"{where}format") or {"type": "text"}}
-    return {"type": "function", **named, "parameters": tool.parameters, "strict": extra.get(f"{where}strict")}
+def _reply_head(reply: Reply) -> dict[str, Any]:
+    return _head(f"resp_{reply.number}", reply.created, reply.request)
 
 
 def _usage_json(usage: Usage) -> dict[str, Any]:
@@ -218,10 +195,11 @@ def _items(reply: Reply) -> list[dict[str, Any]]:
         items.append(
             {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": status, "content": [part]}
         )
-    custom = {t.name for t in reply.request.tools if t.free_text}
+    offered = {t.name: t for t in reply.request.tools}
     for i, call in enumerate(message.tool_calls):
-        said = {"status": status, "call_id": call.id, "name": call.name}
-        if call.name in custom:
+        tool = offered.get(call.name) or ToolSpec(call.name)
+        said = {"status": status, "call_id": call.id, **name_fields(tool)}
+        if tool.free_text:
             items.append({"type": "custom_tool_call", "id": f"ctc_{number}x{i}", **said, "input": _free_text(call)})
         else:
             arguments = arguments_text(call.arguments)
@@ -257,8 +235,12 @@ def _numbered(events: Iterable[_Event], start: int = 0) -> Iterator[bytes]:
         yield named_event(name, {"type": name, "sequence_number": number, **payload})
 
 
+def _count(events: Iterable[_Event]) -> int:
+    return sum(1 for _ in events)
+
+
 def _delta_events(reply: Reply) -> Iterator[_Event]:
-    head = _head(f"resp_{reply.number}", reply.created, reply.request)
+    head = _reply_head(reply)
     yield "created", {"response": head}
     yield "in_progress", {"response": head}
     for i, item in enumerate(_items(reply)):
@@ -313,28 +295,6 @@ def _include(data: Mapping[str, Any]) -> frozenset[str]:
         if what != ENCRYPTED_REASONING:
             raise WireError(f"{what!r} cannot be included", param="include", code="unsupported_parameter")
     return frozenset(included)
-
-
-def _tool(data: Any, where: str) -> tuple[ToolSpec, dict[str, Any]]:
-    """A tool, and what of it is not acted on."""
-    if not isinstance(data, dict):
-        raise WireError("a tool must be a JSON object", param=where)
-    kind, at = data.get("type"), f"{where}."
-    if not isinstance(kind, str) or kind not in _TOOL_FIELDS:
-        raise WireError(
-            f"tools of type {kind!r} cannot be offered here; only types 'function' and 'custom' can", param=f"{at}type"
-        )
-    recorded = base.check_fields(
-        data, read=_TOOL_FIELDS[kind], harmless=_TOOL_HARMLESS[kind], neutral=_TOOL_NEUTRAL, where=at
-    )
-    name = base.expect(data, "name", str, at)
-    description = base.optional(data, "description", str, at) or ""
-    if kind == "function":
-        return ToolSpec(name, description, base.schema(data.get("parameters"), f"{at}parameters")), recorded
-    form = base.optional(data, "format", dict, at)
-    if form is not None and form.get("type") not in ("text", "grammar"):
-        raise WireError("a custom tool's format must be of type 'text' or 'grammar'", param=f"{at}format.type")
-    return ToolSpec(name, description, FREE_TEXT_PARAMETERS, free_text=True), recorded
 
 
 def _messages(data: Mapping[str, Any], memo: Memo) -> tuple[Message, ...]:
@@ -422,9 +382,8 @@ def _item(item: Any, where: str) -> _Item:
 
 
 def _call(item: Mapping[str, Any], arguments: Mapping[str, Any] | str, at: str) -> ToolCall:
-    if item.get("namespace") is not None:
-        raise WireError("tools in namespaces cannot be offered here", param=f"{at}namespace")
-    return ToolCall(base.expect(item, "name", str, at), arguments, base.expect(item, "call_id", str, at))
+    name = joined_name(base.optional(item, "namespace", str, at), base.expect(item, "name", str, at))
+    return ToolCall(name, arguments, base.expect(item, "call_id", str, at))
 
 
 def _reasoning(item: Mapping[str, Any], at: str) -> str:

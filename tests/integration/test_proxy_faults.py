@@ -25,7 +25,7 @@ from clawgym_env.errors import EngineError, ProxyError
 from clawgym_env.proxy import exchange
 from clawgym_env.proxy.session import Session
 from clawgym_env.types import Generation
-from tests.proxy_world import RENDERER, START, TOOLS, World, letters, run
+from tests.proxy_world import RENDERER, START, TOOLS, World, call, letters, run
 
 STREAMING = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 BODY: dict[str, Any] = {"model": "policy", "messages": START, "tools": TOOLS}
@@ -268,6 +268,32 @@ def test_a_rollout_that_ends_during_a_call_keeps_its_record(stream: bool) -> Non
 
     session = run(scenario, slow())
     assert session.records == [] and session.ledger.aborted == 3 and session.in_flight == 0
+
+
+@pytest.mark.parametrize("api", ["gemini", "responses"])
+def test_an_error_after_an_answers_pieces_leaves_the_stream_well_formed(api: str) -> None:
+    gemini = {"contents": [{"role": "user", "parts": [{"text": "Go."}]}]}
+    path, body = {
+        "gemini": ("/v1beta/models/policy:streamGenerateContent", gemini),
+        "responses": ("/v1/responses", {"model": "policy", "input": "Go.", "stream": True}),
+    }[api]
+
+    async def scenario(it: World) -> None:
+        url = f"{it.server.base_url}/rollout/r1{path}"
+        task = asyncio.create_task(it.http.post(url, json=body))
+        waiting = await it.stepwise.next_call()
+        it.proxy.unregister("r1")
+        it.stepwise.answer(waiting, call("ls", "I look."))
+        told = (await task).text
+        if api == "gemini":
+            first, last = orjson.loads(told)
+            assert first["candidates"] and "has ended" in last["error"]["message"]
+        else:
+            events = [orjson.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+            assert [e["sequence_number"] for e in events] == list(range(len(events))) and len(events) > 10
+            assert [e["type"] for e in (events[0], events[-1])] == ["response.created", "response.failed"]
+
+    assert run(scenario, slow()).records == []
 
 
 def test_a_rollout_that_ends_while_a_body_comes_in_is_a_410() -> None:

@@ -405,7 +405,7 @@ def test_refusals_are_the_sdks_own_errors(ask: Ask) -> None:
 def test_a_prompt_past_the_context_is_told_as_harnesses_know_it(way: str) -> None:
     async def scenario(it: World) -> None:
         with pytest.raises(
-            errors.ClientError, match=r"The input token count \(\d+\) exceeds the maximum number .* \(40\)"
+            errors.ClientError, match=r"The input token count \(\d+\) exceeds the maximum number .* \(39\)"
         ):
             await WAYS[way](it, START)
 

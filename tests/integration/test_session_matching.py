@@ -365,7 +365,7 @@ def test_a_nonce_in_the_system_prompt_is_taken_out_and_logged_once() -> None:
 
     session = run(scenario, [letters(w) for w in ("one", "two", "three")], dialect=dialect)
     assert [r.parent for r in session.records] == [None, 0, 1]
-    assert session.ledger.notes == {"taken out of system texts: billing line": 1}
+    assert session.ledger.notes == {"taken out of prompts: billing line": 1}
     assert session.records[0].messages[0] == Message("system", "Be good.")
 
 

@@ -316,6 +316,18 @@ def test_threads_named_in_headers() -> None:
     assert [label.spawned_by for label in talk.labels] == [None, 0, 0, 0, None, 4]
 
 
+def test_a_named_sub_agents_task_is_found_in_whatever_it_is_wrapped() -> None:
+    talk = Talk()
+    main, helper = Hints(agent="m"), Hints(agent="h")
+    said = talk.ask([system(), user()], does("", "sessions_spawn", task="PART-SEVEN: write part.txt."), hints=main)
+    waits = talk.ask([system(), user(), said, result(said, "accepted")], does("", "sessions_yield"), hints=main)
+    wrapped = f"{'You are a subagent. ' * 9}[Subagent Task] PART-SEVEN: write part.txt. {'Execute it. ' * 9}"
+    talk.ask([system("Helper."), user(wrapped), user("No subagents are active.")], says("Written."), hints=helper)
+    talk.ask([system(), user(), said, result(said, "accepted"), waits, user("Written.")], says("Done."), hints=main)
+    assert kinds(talk) == ["main0", "main0", "h0", "main0"]
+    assert [label.spawned_by for label in talk.labels] == [None, None, 0, None]
+
+
 def test_a_sub_agent_in_headers_that_goes_on_from_the_main_agents_history() -> None:
     talk = Talk()
     history = talk.work([system(), user()], 2)

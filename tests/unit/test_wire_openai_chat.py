@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from clawgym_env.errors import WireError
+from clawgym_env.errors import ContextOverflow, WireError
 from clawgym_env.types import ChatRequest, Message, ToolCall, ToolSpec
 from clawgym_env.wire import openai_chat as wire
 from clawgym_env.wire.base import Reply, Usage
@@ -287,5 +287,7 @@ def test_errors_are_in_the_apis_form() -> None:
     body = {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "unsupported_parameter"}}
     assert wire.render_error(error) == body
     assert wire.render_error(WireError("no", status=500))["error"]["type"] == "server_error"
+    full = "This model's maximum context length is 8 tokens. However, you requested 9 tokens (8 in the messages, 1 in "
+    assert str(wire.overflow(ContextOverflow(8, 8))).startswith(full)
     event, done = wire.stream_error(error, None)
     assert orjson.loads(event[6:]) == body and done == b"data: [DONE]\n\n"

@@ -135,6 +135,7 @@ def to_training_batch(
     *,
     n_rollouts: int | None = None,
     n_tokens: int | None = None,
+    n_prompts: int | None = None,
 ) -> TensorDict:
     """Lays rollouts out as one flat forest, batch size [N]: what ``TreeGRPOLoss`` and ``TreeSFTLoss`` take.
 
@@ -150,13 +151,18 @@ def to_training_batch(
     | ``("tree", "parent" / "depth" / "subtree_end")`` | int64, positions in this batch |
     | ``("tree", "rollout")`` | int64, index into ``rollouts``; -1 where shared |
     | ``("tree", "n_leaves" / "rollout_leaves")`` | int64, retained leaves below the token / of its whole rollout |
-    | ``("batch", "n_rollouts" / "n_tokens")`` | int64, the same number everywhere (stride 0): G and Σ Nᵢ |
+    | ``("tree", "prompt")`` | int64, number of the rollout's group; 0 where shared |
+    | ``("tree", "credit")`` | float32, multiplies a token's advantage; already in ``"advantage"`` |
+    | ``("next", "reward")`` | float32, the score at each trajectory's own last trainable token; 0 elsewhere |
+    | ``("next", "done" / "terminated")`` | bool, those tokens |
+    | ``("batch", "n_rollouts" / "n_tokens" / "n_prompts")`` | int64, one number everywhere (stride 0): G, Σ Nᵢ, Q |
 
     Args:
         rollouts: TensorDicts of ``tree_td``, or their lazy stack.
         n_rollouts: G of the whole batch, where this is one micro-batch of it; ``None`` counts the scored rollouts here.
         n_tokens: Trainable tokens of the whole batch; ``None`` counts those here. With both given, the losses of the
             micro-batches add up to the loss of the batch.
+        n_prompts: Groups of the whole batch; ``None`` counts those here. ``prompt_mean`` needs it, and whole groups.
 
     Raises:
         ValueError: some scored rollouts have an advantage and others none, or a trainable token opens a tree (nothing
@@ -172,6 +178,11 @@ def to_training_batch(
     g = int(scored.sum()) if n_rollouts is None else n_rollouts
     n = int(merged.trainable.sum()) if n_tokens is None else n_tokens
     leaves = np.array([int(tree.n_leaves[tree.parent < 0].sum()) for tree in trees], dtype=np.int64)
+    names: dict[str, int] = {}
+    prompt = np.array([names.setdefault(td["query"], len(names)) for td in tds], dtype=np.int64)
+    q = len(set(prompt[scored].tolist())) if n_prompts is None else n_prompts
+    last = _last_trainable(merged)
+    score = np.array([float(td["next", "reward"].reshape(())) for td in tds], dtype=np.float32)
     batch = TensorDict(
         {
             "token": torch.from_numpy(merged.tokens),
@@ -185,10 +196,18 @@ def to_training_batch(
                 "rollout": torch.from_numpy(merged.rollout),
                 "n_leaves": torch.from_numpy(merged.n_leaves),
                 "rollout_leaves": _per_token(leaves, merged),
+                "prompt": _per_token(prompt, merged),
+                "credit": torch.from_numpy(merged.credit),
+            },
+            "next": {
+                "reward": torch.where(last, _per_token(score, merged), 0.0),
+                "done": last,
+                "terminated": last.clone(),
             },
             "batch": {
                 "n_rollouts": torch.tensor(g).expand(total),
                 "n_tokens": torch.tensor(n).expand(total),
+                "n_prompts": torch.tensor(q).expand(total),
             },
         },
         batch_size=[total],
@@ -216,6 +235,12 @@ def _advantages(tds: Sequence[TensorDictBase], scored: np.ndarray) -> np.ndarray
         [float(td["advantage"].reshape(())) if ok else 0.0 for td, ok in zip(tds, scored, strict=True)],
         dtype=np.float32,
     )
+
+
+def _last_trainable(merged: MergedTree) -> Tensor:
+    """[N] bool: trainable tokens with none below."""
+    below = np.concatenate([[0], np.cumsum(merged.trainable)])
+    return torch.from_numpy(merged.trainable & (below[merged.subtree_end] == below[1:]))
 
 
 def _per_token(values_R: np.ndarray, merged: MergedTree) -> Tensor:

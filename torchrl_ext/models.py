@@ -211,8 +211,19 @@ def tree_scores(
     if plan is None:
         plan = make_plan(parent.cpu().numpy(), subtree_end.cpu().numpy(), device=tokens.device)
     hidden = tree_hidden_states(model, tokens, depth, plan)
-    head = model.get_output_embeddings()
-    return _score(hidden.index_select(0, rows), cast(nn.Module, head), tokens[targets], temperature, with_entropy)
+    return score_hidden(model, hidden.index_select(0, rows), tokens[targets], temperature, with_entropy=with_entropy)
+
+
+def score_hidden(
+    model: PreTrainedModel, hidden: Tensor, tokens: Tensor, temperature: float = 1.0, *, with_entropy: bool = False
+) -> TreeScores:
+    """Scores tokens from the states that predict them, for a trunk that serves more than the LM head.
+
+    Args:
+        hidden: [M, E] final hidden states.
+        tokens: [M] int64, what each is to predict.
+    """
+    return _score(hidden, cast(nn.Module, model.get_output_embeddings()), tokens, temperature, with_entropy)
 
 
 def tree_log_probs(

@@ -42,6 +42,18 @@ def test_tree_attach(tmp_path: Path) -> None:
     assert agents["unique_tokens"] < agents["prompt_tokens"]
 
 
+def test_tree_gae(tmp_path: Path) -> None:
+    results, printed = run("tree_gae.py", tmp_path, "--size", "0.02", "--rounds", "1")
+    for name, row in results["shapes"].items():
+        assert name in printed
+        assert max(row["error"].values()) < 1e-5, "all estimators agree"
+        assert set(row["cpu_ms"]) == {"tree", "flat", "vec", "loop", "limit"}
+        assert row["trainable"] <= row["in_trajectories"] and row["trainable"] < row["tokens"]
+    chain, _, samples = results["shapes"].values()
+    assert chain["trajectories"] == 1 and chain["in_trajectories"] == chain["trainable"]
+    assert samples["trajectories"] == 5 and samples["in_trajectories"] > samples["trainable"]
+
+
 def test_peers_share_what_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from peers.radix import RadixTree  # type: ignore[import-not-found]
@@ -69,9 +81,9 @@ def test_proxy_overhead(tmp_path: Path) -> None:
     sizes = [row["body_kb"] for row in results["growth"].values()]
     assert sizes == sorted(set(sizes))
     assert {"ours, 5 chunks", "ours, 12 chunks", "echo, 5 chunks"} <= set(results["sse"])
-    assert {wire: row["chunks"] > 8 and row["us_a_chunk"] > 0 for wire, row in results["chunks"].items()} == dict.fromkeys(
-        ("openai_chat", "openai_responses", "anthropic_messages", "gemini"), True
-    )
+    assert {
+        wire: row["chunks"] > 8 and row["us_a_chunk"] > 0 for wire, row in results["chunks"].items()
+    } == dict.fromkeys(("openai_chat", "openai_responses", "anthropic_messages", "gemini"), True)
     assert results["latency"]["echo"]["added_p50_us"] == 0 < results["latency"]["ours"]["p50_us"]
     assert set(results["not_installed"]) <= {"vllm-router", "LiteLLM"}
 
@@ -96,3 +108,45 @@ def test_session_scale(tmp_path: Path) -> None:
     assert 8 < results["tree_bytes_a_unique_token"] < results["session_bytes_a_unique_token"]
     assert results["last_over_first"] == pytest.approx(results["cpu_us_a_call_last"] / results["cpu_us_a_call_first"])
     assert "matched_calls" in printed
+
+
+def test_harness_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shell agents and a third that is held out: every cell is made once, and the second time nothing runs."""
+    agent = ROOT / "tests" / "agents" / "shell_agent.py"
+    argv = [sys.executable, "-I", "-S", "{agent}", "{openai_base_url}", "{api_key}", "{model}", "{max_tokens}"]
+    options = json.dumps({"argv": argv, "mounts": {"agent": str(agent)}})
+    small = ["demos.rollouts=6", "demos.batch=3", "sft.steps=2", "sft.batch=4", "grpo.steps=1", "grpo.tasks=2"]
+    small += ["grpo.group=2", "sandbox=process", "max_tokens=24", "max_calls=2", "max_context=1024"]
+    own = [f"per_harness.{x}.{key}" for x in ("a", "b", "c") for key in ("program=command", f"options={options}")]
+    out = tmp_path / "matrix"
+    command = [sys.executable, str(ROOT / "benchmarks" / "harness_matrix.py"), "--out", str(out), "--harnesses", "a,b"]
+    command += ["--held-out", "c", "--seeds", "0", "1", "--tasks", "2", "--held-out-tasks", "1", *small, *own]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def make() -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = make()
+    summary = json.loads((out / "matrix.json").read_text())
+    assert list(summary["rows"]) == ["base", "a", "b", "mix"]
+    assert len(summary["seconds"]) == 2 * 4 + 2 * 4 * 3
+    for row in summary["rows"].values():
+        assert {label: cell["scored"] for label, cell in row.items()} == {"a": 4, "b": 4, "c": 2}
+        for cell in row.values():
+            assert cell["low"] <= cell["pass_at_1"] <= cell["high"] and len(cell["seeds"]) == 2
+    assert summary["rows"]["base"]["a"]["gain"] == 0.0
+    assert "| trained under | a | b | c (held out) |" in (out / "matrix.md").read_text() and "| mix |" in first
+    assert (out / "matrix.svg").read_text().count("<svg") == 1
+    (out / "train-mix-s1" / "policy" / "config.json").unlink()  # a training that was stopped goes on from its last save
+    second = make()
+    assert json.loads((out / "matrix.json").read_text())["rows"] == summary["rows"]
+    made = [line.partition(" (")[0] for line in second.splitlines() if line.endswith(" s)")]
+    assert made == ["train-mix-s1"]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from harness_matrix import main  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(sys, "argv", [*command[1:], "grpo.lr=1"])
+    with pytest.raises(SystemExit, match="holds a matrix with other settings"):
+        main()

@@ -82,6 +82,22 @@ class TestBatch:
         out = TreeGroupAdvantage(eps=0.0, negative_weight=0.25).inv(lazy_stack(tds))
         np.testing.assert_allclose([td["advantage"].item() for td in out.unbind(0)], [1, -0.25, -0.25, 1], atol=1e-6)
 
+    def test_groups_without_variance_can_be_filtered(self) -> None:
+        buffer = ReplayBuffer(
+            storage=LazyStackStorage(8),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=2,
+            transform=TreeGroupAdvantage(zero_variance="filter", eps=0.0),
+        )
+        buffer.extend(lazy_stack([tree_td(OTHER, reward=1.0, query="a"), tree_td(OTHER, reward=1.0, query="a")]))
+        assert len(buffer) == 0
+        scores = ((1.0, "a"), (1.0, "a"), (1.0, "b"), (0.0, "b"), (None, "b"))
+        buffer.extend(lazy_stack([tree_td(OTHER, reward=r, query=q) for r, q in scores]))
+        rows = buffer[:].unbind(0)
+        assert [(td["query"], td["advantage"].item()) for td in rows] == [("b", 1.0), ("b", -1.0)]
+        with pytest.raises(ValueError, match="zero_variance"):
+            TreeGroupAdvantage(zero_variance="drop")  # type: ignore[arg-type]
+
     def test_scored_rollout_without_tokens_counts_in_g(self) -> None:
         empty = packed_of_calls([Call([0, 1], [2])], keep=frozenset())
         td = to_training_batch([tree_td(TREE, reward=1, query="q"), tree_td(empty, reward=1, query="q")])

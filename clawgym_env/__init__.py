@@ -12,7 +12,19 @@ __version__ = "0.1.0"
 __all__ = ["__version__"]
 
 #: Name in an environment's id -> name of the harness; the scripted one is beside, as it is deterministic.
-ENVIRONMENTS = {"ClaudeCode": "claude-code", "Codex": "codex", "Command": "command", "Pi": "pi"}
+ENVIRONMENTS = {
+    "ClaudeCode": "claude-code",
+    "Codex": "codex",
+    "Command": "command",
+    "Hermes": "hermes",
+    "MiniSweAgent": "mini-swe-agent",
+    "Nanobot": "nanobot",
+    "OpenClaw": "openclaw",
+    "OpenAIAgents": "openai-agents",
+    "OpenHands": "openhands",
+    "Pi": "pi",
+    "Smolagents": "smolagents",
+}
 
 
 def _register() -> None:

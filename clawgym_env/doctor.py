@@ -12,7 +12,9 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,12 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clawgym_env.errors import ClawGymError, ConfigError
+from clawgym_env.errors import ClawGymError, ConfigError, HarnessNotInstalled
 from clawgym_env.harnesses import HARNESSES, get_harness
-from clawgym_env.harnesses.install import cache_folder, find_node
+from clawgym_env.harnesses.install import PACKAGES, cache_folder, find_node
+from clawgym_env.harnesses.warmup import run_once
 from clawgym_env.rendering import ChatRenderer, linked
 from clawgym_env.rendering.tokenizer import FastTokenizer, load_tokenizer
 from clawgym_env.sandboxes import BACKENDS, get_backend
+from clawgym_env.sandboxes.cgroups import HOW_TO_GET
 from clawgym_env.types import Message, TokenArray, ToolCall, ToolSpec
 
 State = Literal["ok", "warning", "failed"]
@@ -57,9 +61,13 @@ def check_machine() -> Iterator[Check]:
         found = get_backend(name).probe()
         missing: State = "failed" if name == DEFAULT_SANDBOX else "warning"
         yield Check(f"sandbox {name}", "ok" if found.available else missing, found.detail)
+        weak = {limit: means for limit, means in found.limits.items() if "no control groups" in means}
+        if found.available and weak and name != "process":
+            detail = "; ".join(f"{limit}: {means}" for limit, means in weak.items())
+            yield Check(f"limits of {name}", "warning", f"{detail}; cpu is refused", f"needs {HOW_TO_GET}")
     yield _node()
-    for name in HARNESSES:
-        yield _harness(name)
+    with ThreadPoolExecutor(2) as pool:
+        yield from pool.map(_harness, HARNESSES)
     yield _training()
     yield _cache()
     yield _resources()
@@ -107,12 +115,22 @@ def _node() -> Check:
 
 
 def _harness(name: str) -> Check:
+    """Whether a harness is here, and whether its program runs: it is run once, against canned answers."""
+    harness, row = get_harness(name), f"harness {name}"
+    said = f"{harness.info.title} {harness.info.version}".strip()
     try:
-        get_harness(name).mounts()
+        harness.mounts()
+        if name in PACKAGES:
+            began = time.monotonic()
+            run_once(harness)
+            said = f"{said}, runs ({time.monotonic() - began:.1f} s)"
+    except HarnessNotInstalled as error:
+        return Check(row, "warning", str(error))
+    except ConfigError as error:  # it has no settings that would do for everyone
+        return Check(row, "ok", said, str(error))
     except ClawGymError as error:
-        return Check(f"harness {name}", "warning", str(error))
-    info = get_harness(name).info
-    return Check(f"harness {name}", "ok", f"{info.title} {info.version}".strip())
+        return Check(row, "failed", str(error))
+    return Check(row, "ok", said)
 
 
 def _training() -> Check:

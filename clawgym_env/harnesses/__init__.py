@@ -17,8 +17,15 @@ from clawgym_env.harnesses.base import Harness, HarnessInfo, Launch, LaunchConte
 from clawgym_env.harnesses.claude_code import ClaudeCodeHarness
 from clawgym_env.harnesses.codex import CodexHarness
 from clawgym_env.harnesses.command import CommandHarness
+from clawgym_env.harnesses.hermes import HermesHarness
+from clawgym_env.harnesses.mini_swe_agent import MiniSweAgentHarness
+from clawgym_env.harnesses.nanobot import NanobotHarness
+from clawgym_env.harnesses.openai_agents import OpenAIAgentsHarness
+from clawgym_env.harnesses.openclaw import OpenClawHarness
+from clawgym_env.harnesses.openhands import OpenHandsHarness
 from clawgym_env.harnesses.pi import PiHarness
 from clawgym_env.harnesses.scripted import ScriptedHarness
+from clawgym_env.harnesses.smolagents import SmolagentsHarness
 
 __all__ = [
     "HARNESSES",
@@ -27,10 +34,17 @@ __all__ = [
     "CommandHarness",
     "Harness",
     "HarnessInfo",
+    "HermesHarness",
     "Launch",
     "LaunchContext",
+    "MiniSweAgentHarness",
+    "NanobotHarness",
+    "OpenAIAgentsHarness",
+    "OpenClawHarness",
+    "OpenHandsHarness",
     "PiHarness",
     "ScriptedHarness",
+    "SmolagentsHarness",
     "get_harness",
 ]
 
@@ -38,8 +52,15 @@ HARNESSES: dict[str, Callable[..., Harness]] = {
     "claude-code": ClaudeCodeHarness,
     "codex": CodexHarness,
     "command": CommandHarness,
+    "hermes": HermesHarness,
+    "mini-swe-agent": MiniSweAgentHarness,
+    "nanobot": NanobotHarness,
+    "openclaw": OpenClawHarness,
+    "openai-agents": OpenAIAgentsHarness,
+    "openhands": OpenHandsHarness,
     "pi": PiHarness,
     "scripted": ScriptedHarness,
+    "smolagents": SmolagentsHarness,
 }
 
 

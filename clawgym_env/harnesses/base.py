@@ -8,22 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import ConfigDict
 
 from clawgym_env.dialect import Dialect
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
+from clawgym_env.types import Message, ToolCall
 
 Wire = Literal["openai_chat", "openai_responses", "anthropic_messages", "gemini"]
 
 
 @dataclass(frozen=True, slots=True)
+class Shell:
+    """How a policy works through a harness: what demonstrators, the warm-up and the conformance suite say.
+
+    Attributes:
+        tool: The tool that runs a shell command in the workspace.
+        argument: Its argument that is the command.
+        others: Further arguments that the tool requires.
+        end: The call that ends a run, where an answer without a call does not.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is a setting
+
+    tool: str = "bash"
+    argument: str = "command"
+    others: Mapping[str, Any] = field(default_factory=dict)
+    end: ToolCall | None = None
+
+    def call(self, command: str) -> ToolCall:
+        """The call that runs a command."""
+        return ToolCall(self.tool, {self.argument: command, **self.others})
+
+    def last(self, text: str) -> Message:
+        """The answer that ends a run."""
+        return Message("assistant", text, tool_calls=() if self.end is None else (self.end,))
+
+
+@dataclass(frozen=True, slots=True)
 class HarnessInfo:
-    """What ``clawgym harness list`` shows.
+    """What ``clawgym harness list`` shows, and how the program is spoken to.
 
     Attributes:
         version: The pinned version; empty where nothing is installed.
         install_mb: Size on disk, roughly.
         dialect: How it speaks at the model boundary, where the safe default does not do.
+        shell: How a policy runs commands and ends; ``None`` where there is no tool for commands.
     """
 
     name: str
@@ -33,6 +64,7 @@ class HarnessInfo:
     wires: Sequence[Wire]
     install_mb: int
     dialect: Dialect = field(default_factory=Dialect)
+    shell: Shell | None = field(default_factory=Shell)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clawgym_env.dialect import SAFE, Dialect, Rewrite
 from clawgym_env.harnesses import install
-from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext
+from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 NAME = "claude-code"
@@ -92,8 +92,9 @@ class ClaudeCodeHarness(BaseModel):
         """What ``clawgym harness list`` shows."""
         package = install.PACKAGES[NAME]
         return HarnessInfo(
-            NAME, "Claude Code", package.version, "proprietary", ("anthropic_messages",), package.install_mb, DIALECT
-        )
+            NAME, "Claude Code", package.version, "proprietary", ("anthropic_messages",), package.install_mb, DIALECT,
+            Shell("Bash"),
+        )  # fmt: skip
 
     def mounts(self) -> Sequence[Mount]:
         """The program, which is one file.

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from clawgym_env.dialect import Dialect
 from clawgym_env.harnesses import install
-from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext
+from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 NAME = "codex"
@@ -41,8 +41,14 @@ DIALECT = Dialect(
     agent_header="thread-id",
     parent_header="x-codex-parent-thread-id",
     kind_header="x-openai-subagent",
-    kinds={"compact": "compaction", "review": "side", "memory_consolidation": "side"},
+    kinds={
+        "collab_spawn": "subagent",
+        "compact": "compaction",
+        "review": "side",
+        "memory_consolidation": "side",
+    },
 )
+SHELL = Shell("exec_command", "cmd")
 
 
 class CodexHarness(BaseModel):
@@ -61,7 +67,7 @@ class CodexHarness(BaseModel):
         """What ``clawgym harness list`` shows."""
         package = install.PACKAGES[NAME]
         return HarnessInfo(
-            NAME, "Codex", package.version, "Apache-2.0", ("openai_responses",), package.install_mb, DIALECT
+            NAME, "Codex", package.version, "Apache-2.0", ("openai_responses",), package.install_mb, DIALECT, SHELL
         )
 
     def mounts(self) -> Sequence[Mount]:
@@ -111,13 +117,13 @@ class CodexHarness(BaseModel):
             },
             "analytics": {"enabled": False},
             "otel": {"exporter": "none"},
-            "agents": {"enabled": False},  # their tools come as a namespace, which no wire of ours can offer
         }
         if self.profile == "lean":
             config |= dict.fromkeys(LEAN_SILENT, False) | {
                 "model_catalog_json": f"{sandbox.home}/.codex/{CATALOG}",
                 "project_doc_max_bytes": 0,
             }
+            config["agents"] = {"enabled": False}
             config["features"] = dict.fromkeys(LEAN_OFF, False)
             config["skills"] = {"include_instructions": False, "bundled": {"enabled": False}}
             config["tools"] = {"experimental_request_user_input": {"enabled": False}}

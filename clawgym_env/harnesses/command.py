@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clawgym_env.dialect import SAFE, Dialect, Tolerance
 from clawgym_env.errors import ConfigError
-from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Wire
+from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell, Wire
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 MOUNT_FOLDER = "/opt/clawgym/command"
@@ -71,6 +71,9 @@ class CommandHarness(BaseModel):
     tolerates: frozenset[Tolerance] = SAFE
     """What the program may change in what it sends back without beginning a new conversation."""
 
+    shell: Shell | None = Field(default_factory=Shell)
+    """How a demonstrator runs commands through it and ends; ``None`` where the program offers no tool for commands."""
+
     @model_validator(mode="after")
     def _placeholders_exist(self) -> CommandHarness:
         taken = sorted(set(self.shown) & set(VALUES))
@@ -92,7 +95,8 @@ class CommandHarness(BaseModel):
     def info(self) -> HarnessInfo:
         """What ``clawgym harness list`` shows."""
         wires: tuple[Wire, ...] = get_args(Wire)
-        return HarnessInfo(self.name, "any command line", "", "yours", wires, 0, Dialect(tolerates=self.tolerates))
+        dialect = Dialect(tolerates=self.tolerates)
+        return HarnessInfo(self.name, "any command line", "", "yours", wires, 0, dialect, self.shell)
 
     def mounts(self) -> Sequence[Mount]:
         """What the settings name.

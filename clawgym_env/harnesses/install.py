@@ -56,7 +56,11 @@ def package_of(name: str) -> Package:
 
 
 def folder_of(name: str) -> Path:
-    """Where a harness lies once it is installed."""
+    """Where a harness lies once it is installed.
+
+    Raises:
+        HarnessNotInstalled: it needs another Python than there is.
+    """
     return cache_folder() / "harnesses" / name / package_of(name).folder_name
 
 
@@ -68,7 +72,10 @@ def installed(name: str) -> Path | None:
 
 def state(name: str) -> str:
     """Where a harness is, or what is the matter, for a person."""
-    folder = installed(name)
+    try:
+        folder = installed(name)
+    except HarnessNotInstalled as error:
+        return f"no: {error}"
     if folder is None:
         others = folder_of(name).parent.glob("[!.]*")
         found = ", ".join(sorted(other.name for other in others if other.is_dir()))

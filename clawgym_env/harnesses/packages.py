@@ -5,12 +5,20 @@ Invariant: a version here is one that the harness's module was tried with; it is
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from clawgym_env.harnesses.node import Node
 from clawgym_env.harnesses.npm import NpmPackage
+from clawgym_env.harnesses.pypi import LOCKS, PythonPackage
+
+#: Wheels of nanobot differ by processor: they hold its terminal program.
+NANOBOT_WHEELS = {
+    "x86_64": "sha256:8cfbfb7e90473f32364b6692ab0bb82bf51688f03624eb436b3459b2d4941b98",
+    "aarch64": "sha256:eb75bbdb30340a78a4df6ad4ce1f9415b047a901b1c31d4070e1333db7a6286c",
+}
 
 
 class Package(Protocol):
@@ -48,7 +56,84 @@ class Package(Protocol):
         ...
 
 
+MINI_SWE_AGENT = PythonPackage(
+    "mini-swe-agent",
+    "2.4.6",
+    "mini",
+    390,
+    LOCKS / "mini-swe-agent.txt",
+    integrity={"mini-swe-agent": "sha256:a35463c553ac825c7773b03cfa69cd44958e3af20155dcc5711fdf9e4c67cd54"},
+)
+
+HERMES = PythonPackage(
+    "hermes-agent",
+    "0.19.0",
+    "hermes",
+    204,
+    LOCKS / "hermes.txt",
+    integrity={"hermes-agent": "sha256:bd0bac012aee38a60894781f4597dc29ee7bedb3448540249921f10d3bef327f"},
+)
+
+NANOBOT = PythonPackage(
+    "nanobot-ai",
+    "0.3.5",
+    "nanobot",
+    367,
+    LOCKS / "nanobot.txt",
+    integrity={"nanobot-ai": NANOBOT_WHEELS.get(platform.machine(), "")},
+)
+
+OPENAI_AGENTS = PythonPackage(
+    "openai-agents",
+    "0.24.0",
+    "",
+    100,
+    LOCKS / "openai-agents.txt",
+    integrity={"openai-agents": "sha256:18d4ac34e84ed937333ec8ce46395ed3521ffcbb0a521780a4c2eaa451467f49"},
+)
+
+OPENHANDS = PythonPackage(
+    "openhands-sdk",
+    "1.58.2",
+    "",
+    350,
+    LOCKS / "openhands.txt",
+    integrity={
+        "openhands-sdk": "sha256:78e0452df8e75c970922f1e0cf1938a0f2a33a1a71f5a89de92e0970aa5ef96e",
+        "openhands-tools": "sha256:d163d9c8346ab262539deb7ae5750cd8cfae3af90cd915b9980428aba421fcb0",
+    },
+    oldest_python=(3, 12),
+)
+
+SMOLAGENTS = PythonPackage(
+    "smolagents",
+    "1.26.0",
+    "smolagent",
+    110,
+    LOCKS / "smolagents.txt",
+    integrity={"smolagents": "sha256:70e1cfb1576f782da93190ee31d9bb2659e5ca4bd84fda0c412e1f20498f28b6"},
+)
+
 PACKAGES: dict[str, Package] = {
+    "mini-swe-agent": MINI_SWE_AGENT,
+    "openai-agents": OPENAI_AGENTS,
+    "openhands": OPENHANDS,
+    "smolagents": SMOLAGENTS,
+    "hermes": HERMES,
+    "nanobot": NANOBOT,
+    "openclaw": NpmPackage(
+        "openclaw",
+        "2026.9.6",
+        "openclaw.mjs",
+        684,
+        integrity={
+            "openclaw": (
+                "sha512-Ie0kyQSCVfFqixsgVg39vevUDq01Ch5u3+7Yu5Y3qARczmdAe+lzp8bVnO9925rHiW/+CFp70zfORCyPmCH31g=="
+            ),
+        },
+        oldest_node=(24, 16),
+        below_node=(25, 0),
+    ),
     "pi": NpmPackage(
         "@earendil-works/pi-coding-agent",
         "1.6.0",

@@ -27,7 +27,7 @@ class ScriptedHarness(BaseModel):
     @property
     def info(self) -> HarnessInfo:
         """What ``clawgym harness list`` shows."""
-        return HarnessInfo("scripted", "scripted agent", "", "Apache-2.0", ("openai_chat",), 0)
+        return HarnessInfo("scripted", "scripted agent", "", "Apache-2.0", ("openai_chat",), 0, shell=None)
 
     def mounts(self) -> Sequence[Mount]:
         """The agent's one file."""

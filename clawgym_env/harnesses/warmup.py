@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
 from clawgym_env.errors import HarnessError, SandboxError, WireError
-from clawgym_env.harnesses.base import Harness, LaunchContext
+from clawgym_env.harnesses.base import Harness, LaunchContext, Shell
 from clawgym_env.sandboxes.base import SandboxSpec
 from clawgym_env.sandboxes.process import ProcessBackend
-from clawgym_env.types import ChatRequest, Message, ToolCall
+from clawgym_env.types import ChatRequest, Message
 from clawgym_env.wire import anthropic_messages, gemini, openai_chat, openai_responses
 from clawgym_env.wire.base import Reply, Usage, Wire
 
 TIMEOUT_S = 120.0
 COMMAND = "echo warm > warm.txt"
-#: Names that harnesses have for the one argument of their shell tool.
-COMMAND_ARGUMENTS = ("command", "cmd")
 GEMINI_PATH = re.compile(r"/models/(?P<model>[^/:]+):(?P<method>\w+)$")
 WIRES: Mapping[str, Wire] = {
     "/v1/chat/completions": openai_chat,
@@ -51,7 +50,7 @@ async def _run_once(harness: Harness) -> None:
         launch = harness.launch(context, sandbox)
         for path, content in launch.files.items():
             await sandbox.put(path, content)
-        canned = _Canned()
+        canned = _Canned(harness.info.shell)
         server = await asyncio.start_server(canned.serve, sock=sandbox.listener, limit=1 << 20)
         async with server:
             result = await sandbox.exec(launch.argv, env=launch.env, stdin=launch.stdin, timeout_s=TIMEOUT_S)
@@ -62,13 +61,14 @@ async def _run_once(harness: Harness) -> None:
 
 
 class _Canned:
-    """Answers the first request that offers a shell with a call of it, and the others with text.
+    """Answers the first request that offers the shell with a call of it, and the others with the end.
 
     Attributes:
-        refused: What was wrong with a request.
+        refused: What was wrong with a request, for a person.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shell: Shell | None) -> None:
+        self._shell = shell
         self._called = False
         self._answered = 0
         self.refused: str | None = None
@@ -105,17 +105,16 @@ class _Canned:
         return 200, wire.stream_type(request), b"".join([*wire.stream_deltas(reply), *wire.stream_end(reply)])
 
     def _message(self, request: ChatRequest) -> Message:
-        shells = [
-            (tool.name, argument)
-            for tool in request.tools
-            for argument in COMMAND_ARGUMENTS
-            if argument in tool.parameters.get("properties", {})
-        ]
-        if self._called or not shells:
+        shell, offered = self._shell, [tool.name for tool in request.tools]
+        if shell is None or shell.tool not in offered:
+            if offered and shell is not None:
+                self.refused = f"it offers {', '.join(offered)}, and no {shell.tool!r} as HarnessInfo.shell says"
             return Message("assistant", "Done.")
+        if self._called:
+            said = shell.last("Done.")
+            return replace(said, tool_calls=tuple(replace(call, id="end") for call in said.tool_calls))
         self._called = True
-        name, argument = shells[0]
-        return Message("assistant", tool_calls=(ToolCall(name, {argument: COMMAND}, "call1x0"),))
+        return Message("assistant", tool_calls=(replace(shell.call(COMMAND), id="call1x0"),))
 
 
 def _wire(target: str) -> tuple[Wire | None, Mapping[str, str]]:

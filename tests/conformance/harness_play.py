@@ -236,4 +236,3 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 10.0) -> bool:
             return False
         time.sleep(0.02)
     return True
-

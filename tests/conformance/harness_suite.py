@@ -7,9 +7,6 @@ where its defaults do not fit::
         def harness(self):
             return MyHarness()
 
-        def shell(self, command):
-            return ToolCall("run", {"cmd": command})
-
 A scripted policy plays against the harness; nothing is mocked. A harness that hangs fails the suite within a minute.
 ``CLAWGYM_FIRST_BYTE_S=150`` makes the slow answer as slow as a busy engine's.
 """
@@ -35,7 +32,9 @@ from clawgym_env.proxy import exchange
 from clawgym_env.rollout import RolloutSettings
 from clawgym_env.sandboxes import Backend, Limits, SandboxSpec, get_backend
 from clawgym_env.tasks import get_suite
-from clawgym_env.types import Budget, Sampling, Status, TokenArray, ToolCall
+from clawgym_env.tree.filters import Filters
+from clawgym_env.types import Budget, Message, Sampling, Status, TokenArray, ToolCall
+from tests.conformance.harness_delegation import Delegation, check_delegated, delegate
 from tests.conformance.harness_play import (
     RENDERER,
     Before,
@@ -79,6 +78,7 @@ class HarnessSuite(ABC):
         thinking: Whether the harness sends the policy's thinking back.
         parallel: Whether it runs all calls of an answer with several.
         repairs: Whether it goes on after tool arguments that are no JSON object; if not, its run ends there.
+        runs_whole_calls: Whether it runs those calls of an answer that came before the token limit cut it.
         compacts: Whether it shortens a conversation that outgrows the context; if not, its run ends there.
         small_context: Tokens beyond the first prompt in which it is to compact.
     """
@@ -89,6 +89,7 @@ class HarnessSuite(ABC):
     thinking: ClassVar[Literal["kept", "dropped"]] = "kept"
     parallel: ClassVar[bool] = True
     repairs: ClassVar[bool] = True
+    runs_whole_calls: ClassVar[bool] = False
     compacts: ClassVar[bool] = True
     small_context: ClassVar[int] = 3_000
     _hung: ClassVar[int] = 0
@@ -103,15 +104,31 @@ class HarnessSuite(ABC):
 
     def shell(self, command: str) -> ToolCall:
         """The tool call that runs a shell command in the workspace."""
-        return ToolCall("bash", {"command": command})
+        shell = self.harness().info.shell
+        assert shell is not None, "the harness names no tool that runs commands (HarnessInfo.shell)"
+        return shell.call(command)
+
+    def printed(self, result: str) -> str:
+        """What a shell command printed, by the result of its call."""
+        return result
 
     def end(self, text: str = "Done.") -> TokenArray:
         """The answer that ends a run."""
-        return say(text)
+        shell = self.harness().info.shell
+        last = shell.last(text) if shell is not None else Message("assistant", text)
+        return say(last.content, *last.tool_calls)
 
     def unknown_tool(self) -> ToolCall:
         """A call of a tool that is not offered."""
         return ToolCall("no_such_tool", {"path": "x"})
+
+    def delegation(self) -> Delegation | None:
+        """How its sub-agents are used; ``None`` where it has none."""
+        return None
+
+    def results(self, played: Played) -> list[str]:
+        """What its tools gave, in order, as the policy was told."""
+        return played.results
 
     def asks_for_summary(self, asked: EngineRequest) -> bool:
         """Whether the harness asks for a summary of a conversation that outgrew the context."""
@@ -251,7 +268,8 @@ class HarnessSuite(ABC):
         played = ordinary["long"]
         assert played.rollout.status is Status.COMPLETED, played
         assert len(played.rollout.records) == LONG_CALLS, played
-        assert [r.strip().endswith(f"step {k}") for k, r in enumerate(played.results)] == [True] * (LONG_CALLS - 1)
+        ends = [self.printed(r).strip().endswith(f"step {k}") for k, r in enumerate(self.results(played))]
+        assert ends == [True] * (LONG_CALLS - 1), played
         assert sum(name != "given.txt" for name in played.workspace) == LONG_CALLS - 1
         self.check_clean(played)
 
@@ -272,8 +290,8 @@ class HarnessSuite(ABC):
         assert self.trajectories(played) == 1, played
         if self.parallel:
             assert (played.workspace["p.txt"], played.workspace["q.txt"]) == (b"pppp\n", b"qqqq\n"), played
-            assert ["pppp" in r for r in played.results] == [True, False], played
-            assert ["qqqq" in r for r in played.results] == [False, True], played
+            assert ["pppp" in r for r in self.results(played)] == [True, False], played
+            assert ["qqqq" in r for r in self.results(played)] == [False, True], played
 
     def test_unknown_tool_is_answered(self, ordinary: Mapping[str, Played]) -> None:
         played = ordinary["unknown"]
@@ -308,15 +326,31 @@ class HarnessSuite(ABC):
         assert wait_until(lambda: not any(SLEEP in command for _, command in processes().values()))
         assert not Path("/usr/clawgym-evil").exists() and not Path("/tmp/clawgym-evil").exists()
 
+    def test_sub_agents(self, ordinary: Mapping[str, Played]) -> None:
+        by = self.delegation()
+        if by is None:
+            calls = [r.call for played in ordinary.values() for r in played.rollout.records]
+            assert {c.agent for c in calls if c.kind != "side"} == {"main"}
+            return
+        script = delegate(by, say("", self.shell("echo part | tee part.txt")), self.end)
+        settings = replace(self.settings(), filters=Filters(subagent_credit="broadcast"))
+        played = self.play(Play("delegating", by.harness, script), settings=settings)["delegating"]
+        assert played.rollout.status is Status.COMPLETED, played
+        assert played.workspace.get("part.txt") == b"part\n", played
+        self.check_account(played)
+        assert [r for r in played.rollout.ledger.dropped if not r.startswith(tuple(self.documented))] == [], played
+        check_delegated(played)
+
     def test_truncated_answer_runs_no_tool(self) -> None:
-        whole = say("", self.shell("echo ran > ran.txt"))
-        cut = say("", self.shell("echo ran > ran.txt"), self.shell("echo ran > also.txt; " + "true; " * 200))
-        sampling = Sampling(max_tokens=len(whole) + 20)
+        """Of two calls the second is cut."""
+        whole = say("", self.shell("echo ran > whole.txt"))
+        cut = say("", self.shell("echo ran > whole.txt"), self.shell("echo ran > cut.txt; " + "true; " * 200))
+        sampling = Sampling(max_tokens=max(len(whole) + 20, len(self.end())))
         plays = Play("cut", self.harness(), [cut, self.end()])
         played = self.play(plays, settings=replace(self.settings(), sampling=sampling))["cut"]
         assert played.rollout.records[0].call.finish_reason == "length", played
         assert played.rollout.status.scored, played
-        assert set(played.workspace) == {"given.txt"}, played
+        assert set(played.workspace) == {"given.txt", *(["whole.txt"] if self.runs_whole_calls else [])}, played
         self.check_account(played)
 
     def test_small_context(self, ordinary: Mapping[str, Played]) -> None:

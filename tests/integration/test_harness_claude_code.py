@@ -20,6 +20,7 @@ from clawgym_env.harnesses.base import Launch
 from clawgym_env.rollout import RolloutSettings
 from clawgym_env.sandboxes import Limits, get_backend
 from clawgym_env.types import Sampling, Status, TokenArray, ToolCall
+from tests.conformance.harness_delegation import Delegation
 from tests.conformance.harness_play import FREE_TASK, Play, play, say
 from tests.conformance.harness_suite import HarnessSuite
 
@@ -39,14 +40,14 @@ class ClaudeCodeSuite(HarnessSuite):
     def asks_for_summary(self, asked: EngineRequest) -> bool:
         return "summary" in asked.chat.messages[-1].content
 
-    def shell(self, command: str) -> ToolCall:
-        return ToolCall("Bash", {"command": command})
-
     def thinking_harness(self) -> Harness:
         return self.harness().model_copy(update={"thinking": True})
 
     def harness(self) -> ClaudeCodeHarness:
         return ClaudeCodeHarness()
+
+    def delegation(self) -> Delegation:
+        return Delegation(STOCK, spawn)
 
     def idle_limits_s(self, launch: Launch) -> Mapping[str, float]:
         return {"whole answer": int(launch.env["API_TIMEOUT_MS"]) / 1000, "headers": 360.0, "bytes": math.inf}

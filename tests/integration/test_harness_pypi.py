@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,16 @@ from clawgym_env.sandboxes import ExecResult, Mount, SandboxSpec, get_backend
 
 TARGET = "/opt/clawgym/markdown"
 LOCK = """\
-markdown-it-py==3.0.0 --hash=sha256:355216845c60bd96232cd8d8c40e8f9765cc86f46880e43a8fd22dc1a1a8cab1
-mdurl==0.1.2 --hash=sha256:84008a41e51615a49fc9966191ff91509e3c40b939176e643fd50a5c2196b8f8
+colorama==0.4.6 ; sys_platform == 'win32'
+markdown-it-py==3.0.0
+mdurl==0.1.2
 """
+HASH = "sha256:355216845c60bd96232cd8d8c40e8f9765cc86f46880e43a8fd22dc1a1a8cab1"
+
+
+def package(lock: Path, text: str = LOCK, integrity: str = HASH) -> PythonPackage:
+    lock.write_text(text)
+    return PythonPackage("markdown-it-py", "3.0.0", "markdown-it", 1, lock, integrity={"Markdown_it.py": integrity})
 
 
 @dataclass(frozen=True)
@@ -32,17 +41,16 @@ class Markdown:
 @pytest.fixture(scope="module")
 def markdown(tmp_path_factory: pytest.TempPathFactory) -> Markdown:
     folder = tmp_path_factory.mktemp("pypi")
-    lock = folder / "lock.txt"
-    lock.write_text(LOCK)
-    package = PythonPackage("markdown-it-py", "3.0.0", "markdown-it", 1, lock)
+    wanted = package(folder / "lock.txt")
     with pytest.MonkeyPatch.context() as patch:
         # what would lead pip, or the program, elsewhere
         patch.setenv("PIP_USER", "1")
         patch.setenv("PIP_PREFIX", str(folder / "elsewhere"))
         patch.setenv("PYTHONPATH", str(folder / "elsewhere"))
-        package.fetch(folder / "install", folder / "cache", print)
+        patch.setenv("PIP_NO_COMPILE", "1")
+        wanted.fetch(folder / "install", folder / "cache", print)
     assert not (folder / "elsewhere").exists()
-    return Markdown(package, folder / "install")
+    return Markdown(wanted, folder / "install")
 
 
 def run(markdown: Markdown, backend: str, *arguments: str) -> ExecResult:
@@ -80,11 +88,31 @@ def test_versions_are_those_of_its_folder(markdown: Markdown) -> None:
     assert markdown.package.folder_name.startswith(f"3.0.0-{sys.implementation.cache_tag}-")
 
 
+def test_it_is_compiled(markdown: Markdown) -> None:
+    """A sandbox shows the install read-only: what is not compiled by then is compiled in every rollout."""
+    sources = list((markdown.folder / SITE).rglob("*.py"))
+    assert len(sources) > 20
+    assert [s for s in sources if not Path(importlib.util.cache_from_source(s)).exists()] == []
+    loads = "import sys, markdown_it; print(markdown_it.__cached__)"
+    argv = [sys.executable, "-v", "-c", f"import sys; sys.path.insert(0, {str(markdown.folder / SITE)!r}); {loads}"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
+    assert f"matches {markdown.folder / SITE}/markdown_it/__init__.py" in told
+
+
 def test_an_archive_with_another_hash_is_refused(tmp_path: Path) -> None:
-    lock = tmp_path / "lock.txt"
-    lock.write_text(LOCK.replace("84008a", "94008a"))
-    with pytest.raises(HarnessError, match=r"(?s)pip could not install markdown-it-py==3.0.0.*HASH"):
-        PythonPackage("markdown-it-py", "3.0.0", "markdown-it", 1, lock).fetch(tmp_path / "x", tmp_path, print)
+    with pytest.raises(HarnessError, match=r"Markdown_it.py 3.0.0 is not the one that was published.*sha256:355"):
+        package(tmp_path / "lock.txt", integrity=HASH.replace("3552", "4552")).fetch(tmp_path / "x", tmp_path, print)
+
+
+def test_what_the_lock_does_not_hold_is_not_installed(tmp_path: Path) -> None:
+    package(tmp_path / "lock.txt", LOCK.replace("mdurl==0.1.2\n", "")).fetch(tmp_path / "x", tmp_path, print)
+    found = {d.metadata["Name"] for d in metadata.distributions(path=[str(tmp_path / "x" / SITE)])}
+    assert found == {"markdown-it-py"}
+
+
+def test_a_lock_of_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"lock.txt does not pin markdown-it-py==3.0.0"):
+        package(tmp_path / "lock.txt", "mdurl==0.1.2\n").fetch(tmp_path / "x", tmp_path, print)
 
 
 def test_a_package_that_must_be_built_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 
 from clawgym_env.harnesses import CommandHarness, Harness
+from clawgym_env.types import ToolCall
+from tests.conformance.harness_delegation import Delegation
 from tests.conformance.harness_play import Hung, Play, say
 from tests.conformance.harness_suite import HarnessSuite
 
@@ -64,6 +66,18 @@ def test_an_answer_that_is_thrown_away_is_noticed() -> None:
 def test_running_the_tools_of_a_truncated_answer_is_noticed() -> None:
     with pytest.raises(AssertionError, match="cut: completed"):
         faulty("trusts").test_truncated_answer_runs_no_tool()
+
+
+def test_a_sub_agent_that_does_nothing_is_noticed() -> None:
+    class Idle(Faulty):
+        __test__ = False
+        fault = ""
+
+        def delegation(self) -> Delegation:
+            return Delegation(self.harness(), lambda task: ToolCall("delegate", {"task": task}))
+
+    with pytest.raises(AssertionError, match="delegating: completed"):
+        Idle().test_sub_agents({})
 
 
 def test_a_harness_that_hangs_fails_the_suite_in_time() -> None:

@@ -59,7 +59,8 @@ def test_this_machine(empty_cache: Path) -> None:
     assert found["python"].state == "ok"
     can_box = get_backend("bubblewrap").probe().available
     assert found["sandbox bubblewrap"].state == ("ok" if can_box else "failed")
-    assert found["harness scripted"].state == "ok"
+    assert found["harness scripted"].state == found["harness command"].state == "ok"
+    assert "needs a command line" in found["harness command"].advice
     assert found["harness pi"].state == "warning" and "clawgym harness install pi" in found["harness pi"].detail
     assert found["cache"] == Check("cache", "ok", str(empty_cache))
     assert list(empty_cache.iterdir()) == []

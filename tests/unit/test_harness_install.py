@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,11 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from clawgym_env.doctor import Check, check_machine
+from clawgym_env.engines.scripted import ScriptedEngine
 from clawgym_env.errors import ConfigError, HarnessError, HarnessNotInstalled
 from clawgym_env.harnesses import get_harness, install
 from clawgym_env.harnesses.npm import cpu
+from clawgym_env.pool import RolloutPool, open_runner
+from clawgym_env.rollout import RolloutSpec
+from clawgym_env.sandboxes import get_backend
+from clawgym_env.types import Status
 from tests import npm_registry
-from tests.conformance.sandbox_suite import REPOSITORY
+from tests.conformance.sandbox_world import REPOSITORY
+from tests.rollout_world import RENDERER, task
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +60,7 @@ def test_what_is_missing_says_how_to_get_it() -> None:
     with pytest.raises(HarnessNotInstalled, match="clawgym harness install pi") as caught:
         get_harness("pi").mounts()
     assert isinstance(caught.value, FileNotFoundError)
-    with pytest.raises(ConfigError, match="there are claude-code, codex, pi"):
+    with pytest.raises(ConfigError, match="there are claude-code, codex,"):
         install.installed("scripted")
 
 
@@ -155,6 +164,21 @@ def test_native_program_comes_in_the_package_of_its_platform(registry: None) -> 
     assert install.state("codex") == str(folder)
 
 
+def test_the_doctor_runs_what_is_installed(registry: None) -> None:
+    def found() -> Check:
+        (check,) = (c for c in check_machine() if c.name == "harness codex")
+        return check
+
+    assert found().state == "warning" and "clawgym harness install codex" in found().detail
+    program = Path(install.package_of("codex").program(str(install.install("codex", print))))
+    assert found().state == "ok" and re.fullmatch(r"Codex 9\.9\.9, runs \(\d+\.\d s\)", found().detail)
+    text = program.read_text()
+    program.write_text("#!/bin/sh\nexit 3".ljust(len(text)))  # of the same size: only running it tells
+    assert found().state == "failed" and "codex does not run here (exit code 3)" in found().detail
+    program.write_text("#!/bin/sh\n")
+    assert found().state == "failed" and "is not the one that was installed" in found().detail
+
+
 def _rewritten(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
@@ -184,6 +208,24 @@ def test_an_install_that_changed_is_noticed_and_replaced(change: str, registry: 
     said: list[str] = []
     assert install.install("codex", said.append) == install.require("codex") == folder
     assert said[0].startswith("replacing codex")
+
+
+def test_an_update_in_the_middle_of_a_run_ends_it(registry: None) -> None:
+    """What has been run stays; what comes next would be another program's."""
+    folder, done = install.install("codex", print), []
+    manifest = folder / "node_modules/@fake/tool/package.json"
+
+    async def main() -> None:
+        engine = ScriptedEngine(lambda request, turn: RENDERER.encode_reply("fine"))
+        specs = [RolloutSpec(f"r{k}", task(), get_harness("codex"), "g") for k in range(3)]
+        async with open_runner(engine, RENDERER, get_backend("process")) as runner:
+            async for rollout in RolloutPool(runner, concurrency=1).as_completed(specs):
+                done.append(rollout.status)
+                _rewritten(manifest, "9.9.9", "10.0.0")
+
+    with pytest.raises(HarnessError, match=r"is version 10.0.0, and was 9.9.9 when it was installed"):
+        asyncio.run(main())
+    assert done == [Status.NO_CALLS]
 
 
 def test_a_package_that_was_swapped_in_the_registry_is_refused(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Pass@1 of a policy under a harness, with its uncertainty."""
+"""Pass@1 of a policy under a harness, or under each of several, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from clawgym_env.rollout import Rollout
+from clawgym_env.types import Reward
+
+
+class Judged(Protocol):
+    """A rollout, live or read back."""
+
+    @property
+    def harness(self) -> str: ...
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def reward(self) -> Reward | None: ...
+
+
+J = TypeVar("J", bound=Judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,45 @@ def wilson(passed: int, scored: int, z: float = 1.959964) -> PassRate:
     scale = 1 + z * z / n
     low, high = (centre - half) / scale, (centre + half) / scale
     return PassRate(passed, scored, max(0.0, min(p, low)), min(1.0, max(p, high)))  # rounding may not exclude p itself
+
+
+def by_harness(rollouts: Sequence[J]) -> dict[str, list[J]]:
+    """Label of a harness -> its rollouts, in the order in which labels appear."""
+    found: dict[str, list[J]] = {}
+    for rollout in rollouts:
+        found.setdefault(rollout.harness, []).append(rollout)
+    return found
+
+
+def passes_by_task(rollouts: Sequence[Judged]) -> dict[str, list[bool]]:
+    """Task -> whether each of its scored rollouts passed; tasks without one are left out."""
+    found: dict[str, list[bool]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            found.setdefault(rollout.task_id, []).append(rollout.reward.passed)
+    return found
+
+
+def bootstrap(clusters: Sequence[Sequence[bool]], *, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """95% percentile interval of a pass rate, over clusters drawn with replacement (Efron 1979).
+
+    Rollouts of one task are not independent, so whole tasks are drawn. Where all passed, or none did, the interval has
+    no width; :func:`wilson` tells the uncertainty there.
+
+    Args:
+        clusters: For each task, its outcomes.
+
+    Returns:
+        Lower and upper end in [0, 1]; the whole of it without an outcome.
+    """
+    told = [outcomes for outcomes in clusters if outcomes]
+    if not told:
+        return 0.0, 1.0
+    passed, count = (np.array([f(outcomes) for outcomes in told]) for f in (sum, len))
+    size = len(told)
+    drawn = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws)
+    low, high = np.quantile((drawn @ passed) / (drawn @ count), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def evaluate(rollouts: Sequence[Rollout]) -> Evaluation:

@@ -200,7 +200,7 @@ def _call(record: CallRecord) -> dict[str, Any]:
     return {
         **asdict(record.call),
         "parent": record.parent,
-        "messages": [message_json(m) for m in record.messages],
+        "messages": [message_json(m) | ({"is_error": True} if m.is_error else {}) for m in record.messages],
         "reply": message_json(record.reply),
         "tools": list(record.tools),
         "started_s": round(record.started_s, 4),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 #: First tokens of the prompt that a shortened one keeps: the opening of the system turn.
 HEAD = 8
@@ -16,7 +19,28 @@ def common_prompt(batch: TensorDictBase) -> int:
     return int(common.long().cumprod(0).sum())
 
 
-def shorten_prompt(batch: TensorDictBase, keep: int) -> TensorDictBase:
+def shared_prompts(rows: Sequence[TensorDictBase]) -> dict[str, int]:
+    """Harness -> number of leading tokens that all of its rollouts begin with; 0 of a harness with one rollout.
+
+    Args:
+        rows: TensorDicts of ``tree_td``, all that there are: a few may share parts of their tasks as well.
+    """
+    first: dict[str, Tensor] = {}
+    shared: dict[str, int] = {}
+    for row in rows:
+        label, tokens, sampled = row["harness"], row["tree", "tokens"], row["tree", "sampled"]
+        prompt = tokens[: int((~sampled).long().cumprod(0).sum())]
+        if label not in first:
+            first[label], shared[label] = prompt, 0
+            continue
+        known = first[label]
+        length = min(len(known), len(prompt))
+        first[label] = known[: int((known[:length] == prompt[:length]).long().cumprod(0).sum())]
+        shared[label] = len(first[label])
+    return shared
+
+
+def shorten_prompt(batch: TensorDictBase, keep: int, common: int | None = None) -> TensorDictBase:
     """Leaves the middle of the common prompt out: its first ``HEAD`` and last ``keep`` tokens stay.
 
     A policy made from scratch learns to copy words of the task only when they are near at first; whole prompts come
@@ -25,8 +49,10 @@ def shorten_prompt(batch: TensorDictBase, keep: int) -> TensorDictBase:
     Args:
         batch: Flat batch [N] of ``to_training_batch``.
         keep: Last tokens of the common prompt to keep.
+        common: Length of the common prompt, where the batch is too small to show it.
     """
-    cut = common_prompt(batch) - HEAD - keep
+    seen = common_prompt(batch)
+    cut = (seen if common is None else min(seen, common)) - HEAD - keep
     if cut <= 0:
         return batch
     kept = torch.cat([torch.arange(HEAD), torch.arange(HEAD + cut, batch.shape[0])])

@@ -1,12 +1,14 @@
 """What the stages of a run share: the run's folder, policy and world, its seeds, and its saves.
 
-Invariant: tasks, batches and sampling seeds follow from (seed, stage, step) alone, so that a stage that was killed
-goes on from its last save to the same result, to within rounding.
+Invariant: tasks, harnesses, batches and sampling seeds follow from (seed, stage, step) alone (under a curriculum, from
+the metrics of the steps before as well), so that a stage that was killed goes on from its last save to the same result,
+to within rounding.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,20 +17,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from clawgym_env.engines.base import Engine
-from clawgym_env.evaluation import evaluate
 from clawgym_env.rendering import ChatRenderer
-from clawgym_env.rollout import Rollout, RolloutSettings, RolloutSpec
+from clawgym_env.rollout import RolloutSettings, RolloutSpec
 from clawgym_env.store import RunFolder
 from clawgym_env.tasks.base import Split, Task
 from clawgym_env.tree.filters import Filters
-from clawgym_env.tree.ledger import total
 from clawgym_env.types import Budget, Sampling
-from clawgym_env.world import World
+from clawgym_env.world import World, limits_of
 from torchrl_ext.collector import TreeCollector
 from torchrl_ext.engine import TorchEngine
 from torchrl_ext.optim import PolicyOptimizer
@@ -68,6 +67,7 @@ class Workbench:
             sampling=Sampling(temperature=s.temperature, max_tokens=s.max_tokens),
             budget=Budget(max_calls=s.max_calls),
             timeout_s=s.timeout_s,
+            limits=limits_of(s.limits, s.timeout_s),
             filters=Filters(**s.filters.model_dump()),
         )
         collector = TreeCollector(
@@ -95,19 +95,34 @@ class Workbench:
         finally:
             asyncio.run(engine.aclose())
 
-    def specs(self, tasks: Sequence[Task], name: str, *, group: int = 1) -> list[RolloutSpec]:
-        """Rollouts of tasks: ``group`` of each, ids and seeds by name and place."""
+    def specs(
+        self, tasks: Sequence[Task], name: str, *, group: int = 1, under: Sequence[Sequence[str]] | None = None
+    ) -> list[RolloutSpec]:
+        """Rollouts of tasks, ids and seeds by name and place.
+
+        Args:
+            group: Rollouts of each task.
+            under: For each task, the harness of each of its rollouts, in place of ``group``; by default all run under
+                the first harness.
+        """
+        mixture = self.settings.mixture
+        under = under if under is not None else [mixture.labels[:1] * group] * len(tasks)
         return [
             RolloutSpec(
                 id=f"{name}-{t:03d}-{k}",
                 task=task,
-                harness=self.world.harness,
-                group=f"{task.id}@{self.settings.harness}",
+                harness=self.world.harnesses[label],
+                group=mixture.group(task.id, label),
                 seed=derive_seed(self.settings.seed, name, t, k),
+                label=label,
             )
-            for t, task in enumerate(tasks)
-            for k in range(group)
+            for t, (task, labels) in enumerate(zip(tasks, under, strict=True))
+            for k, label in enumerate(labels)
         ]
+
+    def random(self, *key: object) -> random.Random:
+        """A generator of the run's seed and a key."""
+        return random.Random(derive_seed(self.settings.seed, *key))
 
     def tasks(self, split: Split, n: int, *key: object) -> list[Task]:
         """Tasks drawn by the run's seed and a key."""
@@ -156,25 +171,3 @@ def restore_state(bench: Workbench, stage: str, optimiser: PolicyOptimizer) -> i
     kept = [r for r in bench.folder.metrics() if r["stage"] != stage or r["step"] <= state["step"]]
     bench.folder.keep_metrics(kept)
     return int(state["step"])
-
-
-def _load_weights(model: PreTrainedModel, path: Path) -> None:
-    model.load_state_dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
-
-
-def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    summary = evaluate(rollouts)
-    ledger = total([r.ledger for r in rollouts])
-    rewards = [r.reward.score for r in rollouts if r.reward is not None]
-    return {
-        "rollouts": len(rollouts),
-        "reward": float(np.mean(rewards)) if rewards else float("nan"),
-        "pass_at_1": summary.overall.rate,
-        "by_family": {k: v.rate for k, v in summary.by_family.items()},
-        "unscored": summary.unscored,
-        "calls": summary.calls,
-        **ledger.as_dict(),
-        "unique_tokens": sum(r.tree.unique_tokens for r in rollouts),
-        "total_tokens": sum(r.tree.total_tokens for r in rollouts),
-        "cached_tokens": sum(c.call.cached_tokens for r in rollouts for c in r.records),
-    }

@@ -14,6 +14,7 @@ from typing import Any
 
 from clawgym_env.evaluation import PassRate, wilson
 from clawgym_env.report.examples import Example, pick_examples
+from clawgym_env.report.harnesses import HarnessFigures, figures_by_harness, held_out_of
 from clawgym_env.store import RunFolder, StoredRollout
 from clawgym_env.tree.ledger import Ledger, total
 
@@ -84,10 +85,12 @@ class RunSummary:
     """Everything that the report shows.
 
     Attributes:
+        measurements: Over the harnesses that the run trains under.
         finished: Whether the run came to its end.
         grpo: Rows of ``metrics.jsonl``, one a step; ``sft`` likewise, one a save.
         seconds: Part of the run -> wall seconds.
         rollout_seconds: Phase of a rollout -> mean wall seconds over the evaluations' rollouts.
+        harnesses: Each harness by itself.
     """
 
     name: str
@@ -102,10 +105,17 @@ class RunSummary:
     seconds: Mapping[str, float]
     rollout_seconds: Mapping[str, float]
     examples: Sequence[Example]
+    harnesses: Sequence[HarnessFigures]
 
     def measured(self, when: str, mode: str) -> Measurement | None:
         """That evaluation, where it was made."""
         return next((m for m in self.measurements if (m.when, m.mode) == (when, mode)), None)
+
+    @property
+    def harness_names(self) -> str:
+        """The harnesses that the settings name."""
+        named = self.config.get("harnesses") or [self.config.get("harness", "–")]
+        return ", ".join(map(str, named))
 
     @property
     def log_prob_gap(self) -> tuple[float, float] | None:
@@ -137,6 +147,7 @@ def summarise(folder: RunFolder) -> RunSummary:
     rows = folder.metrics()
     by_stage = {stage: [row for row in rows if row.get("stage") == stage] for stage in STAGES}
     evaluations = _evaluations(folder, config)
+    held_out = held_out_of(config)
     evaluated = [rollout for rollouts in evaluations.values() for rollout in rollouts]
     accounts = [_logged(STAGES[stage], by_stage[stage]) for stage in ("demos", "grpo") if by_stage[stage]]
     return RunSummary(
@@ -144,7 +155,10 @@ def summarise(folder: RunFolder) -> RunSummary:
         recipe=recipe,
         finished=recipe == "eval" or (folder.path / "policy" / "config.json").is_file(),
         config=config,
-        measurements=[_measurement(when, mode, rollouts) for (when, mode), rollouts in evaluations.items()],
+        measurements=[
+            _measurement(when, mode, [r for r in rollouts if r.harness not in held_out])
+            for (when, mode), rollouts in evaluations.items()
+        ],
         sft=by_stage["sft"],
         grpo=by_stage["grpo"],
         accounts=[*accounts, *([_stored(evaluated)] if evaluated else [])],
@@ -152,6 +166,7 @@ def summarise(folder: RunFolder) -> RunSummary:
         seconds=_seconds(rows),
         rollout_seconds=_rollout_seconds(evaluated),
         examples=pick_examples(_shown(folder, evaluations)),
+        harnesses=figures_by_harness(config, evaluations, by_stage["grpo"]),
     )
 
 

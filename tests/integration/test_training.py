@@ -12,7 +12,7 @@ import torch
 
 from clawgym_env.store import RunFolder
 from tests.bandit import IMITATE, imitate, workbench
-from torchrl_ext.recipes.config import EvalStage, GRPOStage
+from torchrl_ext.recipes.stages import EvalStage, GRPOStage
 from torchrl_ext.trainer import fine_tune, reinforce
 
 

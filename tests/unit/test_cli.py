@@ -52,7 +52,7 @@ def refused(*arguments: str) -> str:
     [
         (["train"], "name a recipe (clawgym train quickstart) or a run to go on with (--resume RUN), not both"),
         (["train", "nope"], "unknown recipe 'nope'; there are: quickstart, sft, grpo"),
-        (["train", "quickstart", "nope=1"], "nope: unknown key; there are: seed, harness, suite, level, sandbox"),
+        (["train", "quickstart", "nope=1"], "nope: unknown key; there are: seed, suite, level, sandbox"),
         (["train", "quickstart", "grpo.nope=1"], "grpo.nope: unknown key; there are: steps, tasks, group, lr"),
         (["train", "quickstart", "grpo.steps=many"], "grpo.steps: Input should be a valid integer"),
         (["train", "quickstart", "temperature=-1"], "temperature: Input should be greater than 0"),
@@ -62,6 +62,9 @@ def refused(*arguments: str) -> str:
         (["train", "quickstart", "harness=scripted", "suite=nope"], "unknown task suite 'nope'"),
         (["train", "quickstart", "harness=scripted", "sandbox=nope"], "unknown sandbox 'nope'"),
         (["train", "grpo", "harness=scripted", "sandbox=process", "model=nope"], "nope is neither a run folder"),
+        (["train", "quickstart", "harness=codex", "harness_options.tier=1"], "settings of harness 'codex': tier"),
+        (["train", "mix", "harnesses=scripted", "held_out=none", "sandbox=process"], "no tool that runs commands"),
+        (["train", "mix", "harnesses=pi,nope"], "unknown harness 'nope'"),
         (["train", "sft"], "rollouts: Field required"),
         (["train", "--resume", "nope"], "nope is not a run folder: it holds no config.json"),
         (["train", "quickstart", "--resume", "nope"], "not both"),
@@ -71,9 +74,19 @@ def refused(*arguments: str) -> str:
         (["eval", "--model", "nope", "--harness", "scripted"], "nope is neither a run folder"),
         (["eval", "--endpoint", "http://127.0.0.1:9/v1", "--harness", "nope"], "unknown harness 'nope'"),
         (["eval", *ANYWHERE, "--tasks", "nope"], "unknown task suite 'nope'"),
+        (["eval", *ANYWHERE, "--option", "wire=gemini"], "settings of harness 'scripted': wire"),
+        (["eval", *ANYWHERE, "--option", "wire"], "'wire' is no setting"),
+        (
+            ["eval", *ANYWHERE, "--harness", "pi", "--option", "wire=x"],
+            "option 'wire': write HARNESS.KEY=VALUE, for one",
+        ),
+        (["eval", *ANYWHERE, "--harness", "pi", "--option", "codex.wire=x"], "option 'codex': write HARNESS.KEY=VALUE"),
+        (["eval", *ANYWHERE, "--harness", "scripted"], "a harness is named twice: scripted, scripted"),
+        (["eval", *ANYWHERE, "--limit", "memory=1"], "unknown limit memory; there are: "),
+        (["eval", *ANYWHERE, "--limit", "memory_mb=much"], "limit memory_mb: Input should be a valid integer"),
         (["eval", *ANYWHERE[:-1], "nope"], "unknown sandbox 'nope'"),
         (["report", "nope"], "nope is not a run folder"),
-        (["harness", "install", "nope"], "no harness 'nope' to install; there are claude-code, codex, pi"),
+        (["harness", "install", "nope"], "no harness 'nope' to install; there are claude-code, codex,"),
         (["harness", "path", "scripted"], "no harness 'scripted' to install"),
         (["harness", "path", "pi"], "install it with: clawgym harness install pi"),
     ],
@@ -160,6 +173,12 @@ def test_proprietary_harnesses_are_never_installed_by_the_way(command: list[str]
     assert "not open source" in said and "clawgym harness install claude-code" in said
 
 
+def test_a_mix_says_what_only_its_user_may_install() -> None:
+    said = refused("train", "mix", "harnesses=pi,claude-code", "held_out=none")
+    assert "claude-code is not installed, and only you may do that" in said
+    assert "clawgym harness install claude-code" in said and "name only pi" in said
+
+
 def test_doctor_names_what_is_missing_and_the_way_out() -> None:
     result = clawgym("doctor")
     lines = {line[:19].strip(): line[19:].split(maxsplit=1) for line in result.stdout.splitlines()}
@@ -231,6 +250,35 @@ def endpoint() -> Iterator[str]:
         server.server_close()
 
 
+def test_an_endpoint_is_measured_under_two_harnesses(tmp_path: Path) -> None:
+    path = tmp_path / "measured"
+    agent = str(Path(__file__).parents[1] / "agents" / "shell_agent.py")
+    argv = [sys.executable, "-I", agent, "{openai_base_url}", "{api_key}", "{model}", "{max_tokens}"]
+    with endpoint() as url:
+        options = ["--endpoint", url, "--harness", "scripted", "--harness", "command", "--sandbox", "process"]
+        options += [
+            "--option",
+            f"command.argv={json.dumps(argv)}",
+            "--option",
+            "command.name=mine",
+            "--limit",
+            "pids=99",
+        ]
+        result = clawgym("eval", *options, "--n", "3", "--repeats", "2", "--max-calls", "3", "--out", str(path))
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert rows["all"][-1] == "0/12"
+    assert rows["scripted"][1:6] == ["0.0%", "0.0", "-", "0.0", "0/6"] and rows["command"][4:6] == ["0.0", "0/6"]
+    stored = list(RunFolder.existing(path).rollouts("eval"))
+    assert [r.harness for r in stored] == ["scripted"] * 6 + ["command"] * 6
+    assert [r.task_id for r in stored[:6]] == [r.task_id for r in stored[6:]], "the same tasks under each"
+    assert stored[0].task_id == stored[1].task_id != stored[2].task_id
+    config = RunFolder.existing(path).config
+    assert config["harnesses"]["command"]["options"]["name"] == "mine" and config["limits"]["pids"] == 99
+    write_report = clawgym("report", str(path))
+    assert write_report.exit_code == 0 and "By harness" in (path / "report.html").read_text()
+
+
 def test_an_endpoint_is_measured_stored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     path = tmp_path / "measured"
@@ -247,3 +295,37 @@ def test_an_endpoint_is_measured_stored_and_reported(tmp_path: Path, monkeypatch
     reported = clawgym("report", str(path))
     assert reported.stdout == f"{path / 'report.html'}\n"
     assert "0/3" in (path / "report.html").read_text()
+
+
+THEIRS = """
+from clawgym_env.harnesses import HarnessInfo, ScriptedHarness
+
+class Theirs(ScriptedHarness):
+    greeting: str
+
+    @property
+    def info(self):
+        return HarnessInfo("theirs", self.greeting, "1.0", "theirs", ("openai_chat",), 12, shell=None)
+"""
+
+
+@pytest.mark.parametrize("command", ["eval", "train"])
+def test_a_harness_of_anyone_s_is_run_by_its_place(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has a size and settings that it cannot do without, as a package of ours would have."""
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run"
+    if command == "eval":
+        with endpoint() as url:
+            named = ["--harness", "theirs:Theirs", "--option", "greeting=hi", "--sandbox", "process"]
+            result = clawgym("eval", "--endpoint", url, *named, "--n", "2", "--out", str(path))
+    else:
+        small = ["steps=1", "tasks=1", "group=2", "validate_every=1"]
+        named = ["harness=theirs:Theirs", "harness_options.greeting=hi", "sandbox=process", "eval.test=1"]
+        options = [*named, "eval.validation=1", "eval.greedy=0", *(f"grpo.{s}" for s in small)]
+        result = clawgym("train", "grpo", *options, "--out", str(path))
+    assert result.exit_code == 0, result.output
+    batches = RunFolder.existing(path)
+    assert {r.harness for name in batches.batches() for r in batches.rollouts(name)} == {"theirs:Theirs"}

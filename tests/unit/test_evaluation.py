@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym_env.evaluation import evaluate, wilson
+from clawgym_env.evaluation import bootstrap, by_harness, evaluate, passes_by_task, wilson
 from clawgym_env.rollout import Rollout
 from clawgym_env.tree.ledger import Ledger
 from clawgym_env.tree.prefix_tree import PrefixTree
@@ -52,10 +52,10 @@ def test_a_rate_reads_well() -> None:
     assert str(wilson(50, 100)) == "50.0% [40.4, 59.6] (50/100)"
 
 
-def rollout(family: str, status: Status, passed: bool | None) -> Rollout:
+def rollout(family: str, status: Status, passed: bool | None, harness: str = "h", task: str = "t") -> Rollout:
     reward = None if passed is None else Reward(float(passed), passed)
     return Rollout(
-        "r", "t", "s", family, "h", "g", status, reward, "", PrefixTree(), Ledger(), [], {}
+        "r", task, "s", family, harness, "g", status, reward, "", PrefixTree(), Ledger(), [], {}
     )  # fmt: skip
 
 
@@ -79,3 +79,42 @@ def test_unscored_rollouts_count_neither_way() -> None:
 def test_no_rollouts_at_all() -> None:
     found = evaluate([])
     assert found.overall.scored == 0 and found.calls == 0 and found.by_family == {}
+
+
+def test_by_harness_and_by_task() -> None:
+    mixed = [
+        rollout("files", Status.COMPLETED, True, "codex", "t1"),
+        rollout("files", Status.COMPLETED, False, "pi", "t1"),
+        rollout("files", Status.COMPLETED, True, "pi", "t1"),
+        rollout("files", Status.SANDBOX_ERROR, None, "pi", "t2"),
+    ]
+    each = by_harness(mixed)
+    assert list(each) == ["codex", "pi"] and len(each["pi"]) == 3
+    assert passes_by_task(each["pi"]) == {"t1": [False, True]}, "a task that was not scored says nothing"
+
+
+def test_bootstrap_of_one_rollout_a_task_is_binomial() -> None:
+    # 40 of 100: the 2.5% and 97.5% quantiles of Binomial(100, 0.4) / 100 are 0.30 and 0.50.
+    low, high = bootstrap([[k < 40] for k in range(100)])
+    assert low == pytest.approx(0.30, abs=0.011) and high == pytest.approx(0.50, abs=0.011)
+
+
+def test_bootstrap_draws_whole_tasks() -> None:
+    """Eight rollouts of a task that always agree tell no more than one."""
+    single = bootstrap([[k < 10] for k in range(20)])
+    assert bootstrap([[k < 10] * 8 for k in range(20)]) == single
+    spread = bootstrap([[k < 80] for k in range(160)])
+    assert spread[1] - spread[0] < 0.5 * (single[1] - single[0])
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=4), max_size=12), st.integers(0, 3))
+def test_bootstrap_holds_the_rate(clusters: list[list[bool]], seed: int) -> None:
+    low, high = bootstrap(clusters, draws=500, seed=seed)
+    outcomes = [x for cluster in clusters for x in cluster]
+    if not outcomes:
+        assert (low, high) == (0.0, 1.0)
+    elif len({sum(c) / len(c) for c in clusters if c}) == 1:
+        assert low == high == pytest.approx(sum(outcomes) / len(outcomes))
+    else:
+        assert 0.0 <= low < high <= 1.0
+    assert (low, high) == bootstrap([c for c in clusters if c], draws=500, seed=seed), "empty tasks say nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,19 +11,24 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from clawgym_env.errors import ConfigError
+from clawgym_env.overrides import parse_overrides
+from clawgym_env.sandboxes.base import Limits
 from clawgym_env.tree.filters import Filters
+from clawgym_env.world import Program, limits_of
+from torchrl_ext.mixture import Curriculum, Mixture
 from torchrl_ext.recipes.config import (
     RECIPES,
     GRPOConfig,
+    MixConfig,
     QuickstartConfig,
     SFTConfig,
     build,
-    parse_overrides,
+    stored,
     validate,
 )
 
 SOURCE = "rollouts=runs/source"
-NEEDED = {"quickstart": [], "grpo": [], "sft": [SOURCE]}
+NEEDED = {"quickstart": [], "grpo": [], "sft": [SOURCE], "mix": []}
 
 
 def test_overrides_reach_their_stage_with_their_type() -> None:
@@ -36,6 +42,42 @@ def test_filters_are_those_of_the_rollouts() -> None:
     assert Filters(**build("grpo", []).filters.model_dump()) == Filters()
     chosen = ["filters.dead_leaves=false", "filters.max_leaves=8", "filters.subagent_credit=split"]
     assert Filters(**build("grpo", chosen).filters.model_dump()) == Filters(False, 8, "split", "exclude")
+
+
+def test_limits_are_those_of_the_sandboxes() -> None:
+    given = build("grpo", ["limits.memory_mb=2048", "limits.cpu_s=none", "timeout_s=30"])
+    assert limits_of(given.limits, given.timeout_s) == Limits(memory_mb=2048, cpu_s=None, wall_s=150.0)
+
+
+def test_one_harness_takes_its_options() -> None:
+    grpo = build("grpo", ["harness=codex", "harness_options.profile=stock", 'harness_options.extra_args=["-v"]'])
+    assert grpo.programs == {"codex": Program("codex", {"profile": "stock", "extra_args": ["-v"]})}
+    assert grpo.mixture == Mixture({"codex": 1.0}, {})
+
+
+def test_a_mix_is_named_in_a_list_and_described_harness_by_harness() -> None:
+    given = ["harnesses=pi,gemini-pi", 'held_out=["codex"]', "per_harness.gemini-pi.program=pi"]
+    mix = build("mix", [*given, "per_harness.gemini-pi.options.wire=gemini", "per_harness.pi.weight=3"])
+    gemini = Program("pi", {"wire": "gemini"})
+    assert mix.programs == {"pi": Program("pi"), "gemini-pi": gemini, "codex": Program("codex")}
+    assert mix.mixture == Mixture({"pi": 3.0, "gemini-pi": 1.0}, {"codex": 1.0})
+    assert build("mix", ["held_out=none"]).mixture.held_out == {}
+    told = build("mix", ["curriculum.kind=variance", "curriculum.window=2", "curriculum.floor=0.5"]).mixture
+    assert told.curriculum == Curriculum(2, 0.5) and build("mix", []).mixture.curriculum is None
+
+
+def test_the_default_mix_holds_one_out() -> None:
+    mix = build("mix", ["steps=3"])
+    assert isinstance(mix, MixConfig) and mix.grpo.steps == 3
+    assert list(mix.mixture.weights) == ["pi", "claude-code", "codex", "mini-swe-agent"]
+    assert list(mix.mixture.held_out) == ["openclaw"]
+
+
+def test_a_run_s_settings_come_back() -> None:
+    mix = build("mix", ['per_harness.pi.options.tools=["bash"]', "grouping=task"])
+    assert stored({"recipe": "mix", **json.loads(mix.model_dump_json())}, "runs/x") == mix
+    with pytest.raises(ConfigError, match="runs/x was not made by a recipe of this version: recipe 'nope'"):
+        stored({"recipe": "nope"}, "runs/x")
 
 
 def test_bare_steps_are_those_of_the_main_stage() -> None:
@@ -75,8 +117,8 @@ def test_every_recipe_survives_its_config_file(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [
-        ("nope", [], "unknown recipe 'nope'; there are: quickstart, sft, grpo"),
-        ("grpo", ["sede=1"], "sede: unknown key; there are: seed, harness, "),
+        ("nope", [], "unknown recipe 'nope'; there are: quickstart, sft, grpo, mix"),
+        ("grpo", ["sede=1"], "sede: unknown key; there are: seed, suite, "),
         ("grpo", ["grpo.step=1"], "grpo.step: unknown key; there are: steps, tasks, group"),
         ("grpo", ["demos.skill=0.5"], "demos: unknown key; there are: "),
         ("grpo", ["seed=-1"], "seed: Input should be greater than or equal to 0"),
@@ -97,6 +139,20 @@ def test_every_recipe_survives_its_config_file(recipe: str) -> None:
         ("grpo", ["temperature=0"], "temperature: Input should be greater than 0"),
         ("quickstart", ["level=4"], "level: Input should be less than or equal to 3"),
         ("quickstart", ["demos.skill=1.5"], "demos.skill: Input should be less than or equal to 1"),
+        ("grpo", ["limits.memory_mb=much"], "limit memory_mb: Input should be a valid integer"),
+        ("grpo", ["limits.wall_s=9"], "unknown limit wall_s; there are: "),
+        ("grpo", ['harness_options={"wire"'], 'harness_options={"wire" is no JSON object: write it as'),
+        ("grpo", ["harness_options=gemini"], "harness_options: Input should be a valid dictionary"),
+        ("mix", ["harness=pi"], "harness: unknown key; there are: seed, suite"),
+        ("mix", ["harnesses=none"], "harnesses must name at least one: harnesses=pi,codex"),
+        ("mix", ["harnesses=pi,pi"], "pi is named twice in harnesses and held_out"),
+        ("mix", ["harnesses=pi,openclaw"], "openclaw is named twice in harnesses and held_out"),
+        ("mix", ["harnesses=a/b"], "harnesses.0: String should match pattern"),
+        ("mix", ["per_harness.qwen.weight=2"], "per_harness names qwen; harnesses and held_out name pi, claude-code"),
+        ("mix", ["per_harness.pi.wieght=2"], "per_harness.pi.wieght: unknown key; there are: program, options, weight"),
+        ("mix", ["per_harness.pi.weight=0"], "per_harness.pi.weight: Input should be greater than 0"),
+        ("mix", ["curriculum.kind=variance", "grouping=task"], "it needs grouping=task_harness"),
+        ("mix", ["curriculum.floor=0"], "curriculum.floor: Input should be greater than 0"),
         ("sft", [], "rollouts: Field required"),
         ("sft", ["rollouts="], "rollouts: String should have at least 1 character"),
     ],
@@ -172,7 +228,7 @@ def spelled(value: Any) -> str:
     """A value as the command line takes it."""
     if value is None:
         return "none"
-    return str([list(v) if isinstance(v, tuple) else v for v in value]) if isinstance(value, tuple) else str(value)
+    return json.dumps(value) if isinstance(value, tuple | dict) else str(value)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

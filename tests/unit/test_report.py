@@ -177,6 +177,54 @@ def test_examples_say_what_a_call_was_for_where_it_is_not_the_agents_own(folder:
     assert "user, side solve t0" in said and "assistant, side bash" in said and "tool Done." in said
 
 
+@pytest.fixture
+def mixed(folder: RunFolder) -> RunFolder:
+    """The run as one under two harnesses, with a third held out."""
+    folder.write_config({"recipe": "mix", "harnesses": ["pi", "codex"], "held_out": ["openclaw"]})
+    for when, passed in (("before", [False, False, True]), ("after", [True, True, False])):
+        made = evaluation([*passed, None], when)
+        for one, label in zip(made, ("pi", "codex", "openclaw", "codex"), strict=True):
+            one.harness = label
+        folder.write_rollouts(f"eval-{when}-sampled", made)
+    rows = [row for row in folder.metrics() if row["stage"] != "grpo"]
+    each = metrics_row("grpo", 0, 0.0, group_variance=0.2, seconds={"start": 0.5, "harness": 1.5})
+    for step, (pi, codex) in enumerate(((0.0, 0.25), (0.25, 0.5), (1.0, None)), 1):
+        own = {"pi": {**each, "reward": pi, "log_prob_gap_mean": 1e-6 * step, "log_prob_gap_max": 1e-5 * step}}
+        if codex is not None:
+            own["codex"] = {**each, "reward": codex, "rollouts": 5, "seconds": {"start": 1.0, "harness": 4.0}}
+        rows.append(metrics_row("grpo", step, 90.0 + step, by_harness=own, **GRPO))
+    folder.keep_metrics(rows)
+    return folder
+
+
+def test_each_harness_has_its_figures(mixed: RunFolder) -> None:
+    summary = summarise(mixed)
+    assert [(h.label, h.held_out, h.trained is not None) for h in summary.harnesses] == [
+        ("pi", False, True), ("codex", False, True), ("openclaw", True, False),
+    ]  # fmt: skip
+    pi, codex, _ = summary.harnesses
+    key = ("after", "sampled, T = 1")
+    assert [(h.measured[key].passed, h.measured[key].scored) for h in summary.harnesses] == [(1, 1), (1, 1), (0, 1)]
+    assert pi.trained is not None and codex.trained is not None
+    assert (pi.trained.steps, pi.trained.rollouts, pi.trained.captured, pi.trained.kept) == (3, 30, 300, 180)
+    assert pi.trained.reward == (0.125, 1.0) and codex.trained.reward == (0.25, 0.5)
+    assert pi.trained.gap == pytest.approx((2e-6, 3e-5)) and codex.trained.gap is None
+    assert (pi.trained.seconds, codex.trained.seconds) == (2.0, 5.0)
+    assert pi.trained.unscored == {"sandbox_error": 3} and codex.trained.dropped == {"group without variance": 80}
+
+
+def test_what_is_held_out_has_no_part_in_the_whole(mixed: RunFolder) -> None:
+    after = summarise(mixed).measured("after", "sampled, T = 1")
+    assert after is not None and (after.overall.passed, after.overall.scored) == (2, 2)
+    said = text_of(write_report(mixed).read_text())
+    assert "harness pi, codex" in said and "By harness" in said and "openclaw held out" in said
+    assert "pi 3 30 0.125 1.000 2.00 300 180 group without variance 120 sandbox_error 3 2.0e-06 3.0e-05 2.00" in said
+
+
+def test_one_harness_has_no_table_of_its_own(folder: RunFolder) -> None:
+    assert "By harness" not in text_of(write_report(folder).read_text())
+
+
 def test_hostile_text_is_only_text(folder: RunFolder) -> None:
     rollouts = evaluation([True], "x", text=HOSTILE, detail=HOSTILE)
     rollouts[0].family = rollouts[0].task_id = HOSTILE

@@ -107,6 +107,15 @@ def test_a_stored_call_reads_like_a_conversation(tmp_path: Path) -> None:
     }
 
 
+def test_a_tool_that_failed_is_told(tmp_path: Path) -> None:
+    done = rollout("r")
+    done.records[-1] = replace(done.records[-1], messages=(Message("tool", "boom", tool_call_id="c", is_error=True),))
+    folder = RunFolder(tmp_path)
+    folder.write_rollouts("a", [done])
+    _, call = next(folder.rollouts("a")).calls
+    assert call["messages"] == [{"role": "tool", "content": "boom", "tool_call_id": "c", "is_error": True}]
+
+
 def test_fields_that_were_not_acted_on_are_told_where_they_change(tmp_path: Path) -> None:
     one = rollout("r", calls=5)
     for k, extra in enumerate([{}, {"user": "u"}, {"user": "u"}, {"user": "v", "store": False}, {}]):

@@ -14,22 +14,25 @@ from clawgym_env.errors import ConfigError
 from clawgym_env.rendering import ChatRenderer
 from clawgym_env.rendering.tokenizer import SHIPPED_TOKENIZER
 from clawgym_env.store import RunFolder
-from clawgym_env.world import open_world
-from torchrl_ext.demos import capture_demonstrations
+from clawgym_env.world import open_mixed_world
+from torchrl_ext.demos import capture_demonstrations, shell_of
 from torchrl_ext.engine import TorchEngine
 from torchrl_ext.measure import measure
 from torchrl_ext.models import PolicyConfig, create_policy, load_policy, save_policy
 from torchrl_ext.progress import RunProgress
 from torchrl_ext.recipes.config import (
-    RECIPES,
     GRPOConfig,
+    MixConfig,
     QuickstartConfig,
     RunSettings,
     SFTConfig,
-    validate,
+    stored,
 )
 from torchrl_ext.trainer import fine_tune, reinforce
 from torchrl_ext.workbench import Workbench
+
+#: Context of a policy that is measured, where neither its run nor the user says: prompt and answer in tokens.
+DEFAULT_CONTEXT = 4096
 
 
 def train(recipe: str, settings: RunSettings, path: Path, progress: RunProgress) -> RunFolder:
@@ -52,18 +55,14 @@ def resume(path: Path, progress: RunProgress) -> RunFolder:
         ConfigError: there is no run there.
     """
     folder = RunFolder.existing(path)
-    data = folder.config
-    recipe = str(data.pop("recipe", ""))
-    if recipe not in RECIPES:
-        raise ConfigError(f"{path} was not made by a recipe of this version: recipe {recipe!r}")
-    return _run(open_bench(validate(RECIPES[recipe], data), folder, progress))
+    return _run(open_bench(stored(folder.config, path), folder, progress))
 
 
 def _run(bench: Workbench) -> RunFolder:
     settings, folder = bench.settings, bench.folder
     torch.set_num_threads(settings.threads)
     bench.progress.line(f"run folder: {escape(str(folder.path))}")
-    if isinstance(settings, QuickstartConfig):
+    if isinstance(settings, QuickstartConfig | MixConfig):
         capture_demonstrations(bench, settings.demos)
         fine_tune(bench, settings.sft, folder, "demos")
         measure(bench, settings.eval, "before")
@@ -88,13 +87,22 @@ def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) 
     """Everything the stages share; what is missing is said before any work begins."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers_logging.disable_progress_bar()  # the run has its own
-    world = open_world(settings.harness, settings.suite, level=settings.level, sandbox=settings.sandbox)
+    world = open_mixed_world(settings.programs, settings.suite, level=settings.level, sandbox=settings.sandbox)
+    if isinstance(settings, QuickstartConfig | MixConfig) and settings.demos.rollouts:
+        for harness in world.harnesses.values():
+            shell_of(harness)
     source = resolve_model(settings.model) if settings.model else None
     tokenizer_dir = source or SHIPPED_TOKENIZER
     renderer = ChatRenderer.from_folder(tokenizer_dir)
     model: PreTrainedModel
     if source is not None:
         model = load_policy(source)
+        longest = int(model.config.max_position_embeddings)
+        if settings.max_context > longest:
+            raise ConfigError(
+                f"max_context={settings.max_context} is beyond the {longest} positions of {settings.model}: "
+                f"set max_context={longest}, or start from a policy that was made with more"
+            )
     else:
         config = PolicyConfig(vocab_size=renderer.vocab_size, max_positions=settings.max_context, seed=settings.seed)
         model = create_policy(config)
@@ -116,13 +124,21 @@ def resolve_model(name: str) -> Path:
     )
 
 
-def open_model(name: str, *, max_context: int = 4096) -> tuple[TorchEngine, ChatRenderer]:
+def open_model(name: str, *, max_context: int | None = None) -> tuple[TorchEngine, ChatRenderer]:
     """A saved policy behind the embedded engine, for evaluation.
+
+    Args:
+        max_context: Prompt and answer in tokens; ``None`` takes that of the run that made the policy, else
+            ``DEFAULT_CONTEXT``.
 
     Raises:
         ConfigError: there is no such model, or the embedded engine cannot serve it.
     """
     path = resolve_model(name)
     model = load_policy(path)
+    if max_context is None:
+        made = Path(name) / "config.json"
+        config = RunFolder.existing(Path(name)).config if made.is_file() else {}
+        max_context = int(config.get("max_context", DEFAULT_CONTEXT))
     limit = min(max_context, int(model.config.max_position_embeddings))
     return TorchEngine(model, max_context=limit), ChatRenderer.from_folder(path)

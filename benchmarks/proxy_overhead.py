@@ -3,9 +3,9 @@
     python benchmarks/proxy_overhead.py --out proxy.json [--peers VENV/bin] [--profile]
 
 CPU microseconds a request: CPU time of the server's process over the requests of a window, sent by this process over
-eight connections; the least of the rounds, since neighbours on the machine only add to it (what streaming adds is the median of paired
-differences). Requests are those of natural rollouts, which grow side by side: each history by the answer and a tool's
-result. The engine answers at once.
+eight connections; the least of the rounds, since neighbours on the machine only add to it (what streaming adds is the
+median of paired differences). Requests are those of natural rollouts, which grow side by side: each history by the
+answer and a tool's result. The engine answers at once.
 ``own`` is what is left of ours without the limit, an ASGI application on the same uvicorn that reads the same bytes and
 answers fixed ones. The chat format's part of it (templates, tokens, parsing: the ``renderers`` and ``tokenizers``
 libraries) is shown beside. Other proxies get the same bytes where they are installed; LiteLLM answers from its own

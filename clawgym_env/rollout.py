@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from clawgym_env.engines.base import Engine
-from clawgym_env.errors import SandboxError, VerifierError
+from clawgym_env.errors import SandboxError, VerifierError, WorkspaceTooLarge
 from clawgym_env.harnesses.base import Harness, LaunchContext
 from clawgym_env.proxy.app import Proxy
 from clawgym_env.proxy.calls import CallRecord, FrozenCall, FrozenModel
@@ -70,6 +70,7 @@ class RolloutSpec:
     Attributes:
         group: Rollouts of one group share a baseline: one task under one harness.
         seed: Seeds the policy's sampling; ``None`` leaves it unseeded.
+        label: What records call the harness, where its own name is not enough (one program with two settings).
     """
 
     id: str
@@ -77,6 +78,7 @@ class RolloutSpec:
     harness: Harness
     group: str
     seed: int | None = None
+    label: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +158,10 @@ class RolloutRunner:
                 clock.mark("start")
                 status, detail = await self._drive(spec, session, box)
                 clock.mark("harness")
+                detail = _with_limits(detail, box.limits_met(), settings.limits)
                 snapshot = await box.collect()
+        except WorkspaceTooLarge as error:  # the policy's doing: it is judged by what could be taken over, nothing
+            detail = f"{detail}; {error}" if detail else str(error)
         except SandboxError as error:
             status, detail = Status.SANDBOX_ERROR, str(error)
         clock.mark("stop")
@@ -173,8 +178,9 @@ class RolloutRunner:
         else:
             session.ledger.drop(f"rollout {status}", session.ledger.trained)
         task = spec.task
+        harness = spec.label or spec.harness.info.name
         return Rollout(
-            spec.id, task.id, task.suite, task.family, spec.harness.info.name, spec.group, status, reward, detail,
+            spec.id, task.id, task.suite, task.family, harness, spec.group, status, reward, detail,
             session.tree, session.ledger, records, clock.seconds, kept, session.frozen_calls,
         )  # fmt: skip
 
@@ -262,6 +268,12 @@ def _labelled(records: Sequence[CallRecord]) -> list[CallRecord]:
     ]
 
 
+def _with_limits(detail: str, met: Sequence[str], limits: Limits) -> str:
+    """The detail, with the sandbox's limits that something inside ran into."""
+    said = ", ".join(f"{name} ({getattr(limits, name)})" for name in met)
+    return "; ".join(part for part in (detail, f"met the sandbox's {said}" if met else "") if part)
+
+
 def _check(reward: Reward) -> None:
     if not 0.0 <= reward.score <= 1.0:  # NaN fails too
         raise VerifierError(f"a score must lie in [0, 1], not {reward.score}")
@@ -280,7 +292,7 @@ def _status(
     error = harness.exit_error(result)
     if not session.records:
         seen = "ran into the time limit" if result.timed_out else f"exited {result.rc}"
-        note = next(iter(session.ledger.notes), "")
+        note = next(iter(session.ledger.notes), session.misdirected)
         return Status.NO_CALLS, "; ".join(x for x in (f"no model call was answered; {seen}", error, note) if x)
     if result.timed_out:
         return Status.AGENT_TIMEOUT, f"stopped after {settings.timeout_s:g} s"

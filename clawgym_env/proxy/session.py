@@ -138,9 +138,7 @@ class Session:
         sampling = replace(wanted, max_tokens=min(base.max_tokens, room, left, request.max_tokens or room))
         if proposal.messages is not request.messages:
             request = replace(request, messages=proposal.messages)
-        return Admitted(
-            request, question, hints, prompt, sampling, proposal, rendered.anew, frozen, earlier, started
-        )
+        return Admitted(request, question, hints, prompt, sampling, proposal, rendered.anew, frozen, earlier, started)
 
     async def draft(self, admitted: Admitted) -> Draft:
         """Samples and parses an answer, to be followed by one ``commit`` or ``abort``: ``begin``, wait, ``take``.

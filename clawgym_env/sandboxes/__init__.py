@@ -21,6 +21,7 @@ from clawgym_env.sandboxes.base import (
     SandboxSpec,
 )
 from clawgym_env.sandboxes.bubblewrap import BubblewrapBackend
+from clawgym_env.sandboxes.docker import DockerBackend
 from clawgym_env.sandboxes.process import ProcessBackend
 
 __all__ = [
@@ -38,7 +39,11 @@ __all__ = [
     "get_backend",
 ]
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"bubblewrap": BubblewrapBackend, "process": ProcessBackend}
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "bubblewrap": BubblewrapBackend,
+    "docker": DockerBackend,
+    "process": ProcessBackend,
+}
 
 
 def get_backend(name: str) -> Backend:

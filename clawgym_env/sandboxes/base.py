@@ -21,25 +21,30 @@ AGENT_UID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource bounds of one sandbox; ``None`` asks for no bound.
+    """Resource bounds of one sandbox; ``None`` asks for no bound. ``Capabilities.limits`` says how each is kept.
 
     Attributes:
+        cpu: CPUs' worth of time a second, 0.5 for half a CPU.
         cpu_s: CPU seconds of each process.
-        memory_mb: Memory in MiB.
-        pids: Processes and threads.
+        memory_mb: Memory of all processes together, in MiB; files in the sandbox's tmpfs count where a control group
+            keeps it.
+        pids: Processes and threads, the sandbox's own first process included.
+        disk_mb: Size of each of HOME, /tmp and the workspace, in MiB.
+        inodes: Files and folders in each of them.
         wall_s: Seconds from start to the forced end of the whole sandbox.
         output_bytes: Bytes of stdout, and of stderr, kept from one ``exec``.
         file_bytes: Largest file that can be written.
-        tmp_mb: Size of each of HOME, /tmp and the workspace, in MiB.
     """
 
+    cpu: float | None = None
     cpu_s: float | None = 120.0
-    memory_mb: int | None = None
+    memory_mb: int | None = 4096
     pids: int | None = 512
+    disk_mb: int = 256
+    inodes: int = 1 << 16
     wall_s: float = 900.0
     output_bytes: int = 1 << 20
     file_bytes: int | None = 256 << 20
-    tmp_mb: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +63,19 @@ class SandboxSpec:
         files: Relative workspace path -> content.
         env: Environment of every ``exec``, on top of the sandbox's own PATH, HOME, LANG and TMPDIR.
         mounts: Read-only host paths (the harness and its runtime).
+        image: Docker image to run in, or a folder with a Dockerfile; ``None`` shows the host's own /usr.
         network: ``proxy`` opens the rollout's listener and nothing else; ``none`` not even that.
+        tool_ports: Loopback ports on which further servers of the host can be reached (an MCP server, a search
+            service): one listener each, in ``Sandbox.tools``. Each is a way out, as wide as what serves it.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
     limits: Limits = field(default_factory=Limits)
+    image: str | Path | None = None
     network: Literal["proxy", "none"] = "proxy"
+    tool_ports: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class ExecResult:
         rc: Exit code; negative is the signal that killed it.
         timed_out: It ran past its deadline and was killed, with its process group.
         truncated: More output came than ``Limits.output_bytes`` keeps.
+        oom: Meanwhile something in the sandbox was killed for ``Limits.memory_mb``.
     """
 
     rc: int
@@ -83,6 +94,7 @@ class ExecResult:
     stderr: bytes
     timed_out: bool = False
     truncated: bool = False
+    oom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +104,12 @@ class Capabilities:
     Attributes:
         available: Whether sandboxes of this backend can be made here.
         detail: What was found, or what is missing and how to get it.
+        limits: Field of ``Limits`` -> how it is kept here; one that is missing is refused when it is asked for.
     """
 
     available: bool
     detail: str
+    limits: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -105,6 +119,11 @@ class Sandbox(Protocol):
     @property
     def listener(self) -> socket.socket | None:
         """Listening TCP socket whose other side only this sandbox can reach; ``None`` with network ``none``."""
+        ...
+
+    @property
+    def tools(self) -> Mapping[int, socket.socket]:
+        """Port -> its listener, for each of ``SandboxSpec.tool_ports``."""
         ...
 
     @property
@@ -146,12 +165,29 @@ class Sandbox(Protocol):
         """Kills every process inside except the sandbox's own."""
         ...
 
-    async def collect(self, *, max_files: int = 4096, max_bytes: int = 64 << 20) -> dict[str, bytes]:
-        """Reads the workspace's regular files, never through a symlink and never outside it.
+    async def get(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Reads one regular file of the workspace, never through a symlink and never outside it.
 
         Raises:
-            SandboxError: more files or bytes than allowed.
+            SandboxError: there is no such file, or it is larger than allowed.
         """
+        ...
+
+    async def collect(
+        self, paths: Sequence[str] | None = None, *, max_files: int = 4096, max_bytes: int = 64 << 20
+    ) -> dict[str, bytes]:
+        """Reads the workspace's regular files, never through a symlink and never outside it.
+
+        Args:
+            paths: Files and folders to read; ``None`` is all. What is not there is left out.
+
+        Raises:
+            WorkspaceTooLarge: more files or bytes than allowed.
+        """
+        ...
+
+    def limits_met(self) -> tuple[str, ...]:
+        """Fields of ``Limits`` that something inside has run into; it may have got along with that."""
         ...
 
     async def stop(self) -> None:
@@ -179,10 +215,11 @@ class Backend(Protocol):
 
         Raises:
             SandboxUnavailable: the backend cannot work here; the message names the ways out.
-            SandboxError: this start failed.
+            SandboxStartFailed: it failed several times in a row.
+            SandboxError: what the spec asks for cannot be had.
         """
         ...
 
     def reap(self) -> int:
-        """Removes what sandboxes of dead owners left on the host; returns how many folders."""
+        """Removes what sandboxes of dead owners left on the host; returns how many things."""
         ...

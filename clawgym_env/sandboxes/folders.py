@@ -1,6 +1,6 @@
 """Where sandboxes keep what must lie on the host's disk, and how it is found again when its owner has died.
 
-Invariant: every folder's name holds its owner (boot, pid, start time of the pid) from the moment it exists, so that
+Invariant: every folder's name holds its owner (boot, PID namespace, pid, start time) from the moment it exists, so that
 ``reap`` removes exactly those folders whose owner no longer runs, and never one of a live owner.
 """
 
@@ -18,7 +18,8 @@ from pathlib import Path
 from clawgym_env.errors import SandboxError
 
 MARKER = "CLAWGYM_SANDBOX"  # environment variable of every process that a sandbox starts on the bare host
-OWNER = re.compile(r"-(?P<identity>[0-9a-f]{8}-(?P<pid>\d+)-\d+)-\w+$")
+IDENTITY = r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-\d+"
+OWNER = re.compile(rf"-(?P<identity>{IDENTITY})-\w+$")
 
 
 def base_folder() -> Path:
@@ -41,13 +42,24 @@ def make_folder(kind: str) -> Path:
 
 
 def identity(pid: int) -> str:
-    """Names a running process for good, by boot, pid and start time; empty when there is none."""
+    """Names a running process for good, by boot, PID namespace, pid and start time; empty when there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
         return ""
-    return "" if fields[0] == b"Z" else f"{boot}-{pid}-{int(fields[19])}"
+    return "" if fields[0] == b"Z" else f"{_boot()}-{_namespace()}-{pid}-{int(fields[19])}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether the process of that identity is known to have ended.
+
+    One in another PID namespace (a container that shares our /tmp, our cgroups or our container engine) is not ours to
+    judge: it counts as living for as long as the machine runs.
+    """
+    parts = re.fullmatch(IDENTITY, owner)
+    if parts is None or (parts["boot"] == _boot() and parts["namespace"] != _namespace()):
+        return False
+    return identity(int(parts["pid"])) != owner
 
 
 def reap() -> int:
@@ -59,11 +71,19 @@ def reap() -> int:
     removed = 0
     for path in base_folder().iterdir():
         owner = OWNER.search(path.name)
-        if owner is not None and identity(int(owner["pid"])) != owner["identity"]:
+        if owner is not None and is_dead(owner["identity"]):
             kill_marked(path.name)
             shutil.rmtree(path, ignore_errors=True)
             removed += 1
     return removed
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
 def kill_marked(name: str) -> None:

@@ -7,33 +7,110 @@ terminal's Ctrl-C reaches the owner alone and the owner's end is what ends it. N
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from clawgym_env.errors import SandboxError
-from clawgym_env.sandboxes.base import Limits, SandboxSpec
+from clawgym_env.errors import SandboxError, SandboxStartFailed, SandboxUnavailable
 
 STOP_TIMEOUT_S = 10.0
+START_ATTEMPTS = 3
+RETRY_DELAY_S = 0.1
+
+T = TypeVar("T")
+
+
+class Launcher(Protocol):
+    """What keeps a sandbox running on the host: it ends when everything inside has ended."""
+
+    def log(self) -> str:
+        """What it complained about, at most a few lines."""
+        ...
+
+    async def wait(self, timeout_s: float) -> None:
+        """Waits for its end; forces it when that takes too long."""
+        ...
+
+    def block(self) -> None:
+        """As ``wait``, without an event loop."""
+        ...
+
+    async def over_memory(self) -> bool:
+        """Whether it is known that the sandbox itself ended for the memory that it held."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what it held on the host; idempotent."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A launcher that is on its way.
+    """A sandbox that is on its way.
 
     Attributes:
-        process: It ends when the sandbox does.
         control: Our end of the control socket, non-blocking.
-        log_fd: File in memory that takes the launcher's complaints until the start.
     """
 
-    process: subprocess.Popen[bytes]
+    launcher: Launcher
     control: socket.socket
-    log_fd: int
+
+
+class ProcessLauncher:
+    """A child process of ours, and the file in memory that takes its complaints."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_fd: int) -> None:
+        self.process = process
+        self._log_fd = log_fd
+
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return os.pread(self._log_fd, 4096, 0).decode(errors="replace").strip()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Waits for its end without a thread, and kills it when it takes too long."""
+        process = self.process
+        if process.poll() is not None:
+            return
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        pidfd = os.pidfd_open(process.pid)
+
+        def on_end() -> None:
+            loop.remove_reader(pidfd)
+            ended.set_result(None)
+
+        loop.add_reader(pidfd, on_end)
+        try:
+            await asyncio.wait([ended], timeout=timeout_s)
+            if not ended.done():
+                process.kill()
+                await ended
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        process.wait()
+
+    def block(self) -> None:
+        """Blocks until its end."""
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    async def over_memory(self) -> bool:
+        """The control group's counters say it better."""
+        return False
+
+    def close(self) -> None:
+        """Closes the log."""
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
 
 
 def spawn(command: Callable[[int], Sequence[str]], fds: Sequence[int], popen: Mapping[str, Any]) -> Started:
@@ -63,63 +140,22 @@ def spawn(command: Callable[[int], Sequence[str]], fds: Sequence[int], popen: Ma
         ours.close()
         os.close(log_fd)
         raise
-    return Started(process, ours, log_fd)
+    return Started(ProcessLauncher(process, log_fd), ours)
 
 
-def check_spec(spec: SandboxSpec) -> None:
-    """Refuses what cannot be kept.
+async def with_retries(start: Callable[[], Awaitable[T]]) -> T:
+    """The first start that succeeds.
 
     Raises:
-        SandboxError: a memory limit was asked for, or a mount is impossible.
+        SandboxUnavailable: the backend cannot work here: trying again is of no use.
+        SandboxStartFailed: every attempt failed.
     """
-    if spec.limits.memory_mb is not None:
-        raise SandboxError(
-            "Limits.memory_mb needs control groups, which this backend does not use: leave it None (tmp_mb bounds "
-            "files and pids processes in sandbox=bubblewrap), or bound the memory of the whole run from outside"
-        )
-    for mount in spec.mounts:
-        if not mount.source.exists():
-            raise SandboxError(f"cannot mount {mount.source} in a sandbox: it does not exist")
-        if not mount.target.startswith("/") or ".." in mount.target.split("/"):
-            raise SandboxError(f"cannot mount {mount.source} at {mount.target!r}: the target must be an absolute path")
-
-
-def init_arguments(control_fd: int, limits: Limits, config: Mapping[str, str]) -> list[str]:
-    """Arguments of ``init.py``: ``config`` and the bounds that every backend keeps."""
-    bounds = {"cpu_s": limits.cpu_s, "file_bytes": limits.file_bytes}
-    settings = {"control": str(control_fd), "wall_s": str(limits.wall_s), **config}
-    settings |= {name: str(math.ceil(value)) for name, value in bounds.items() if value is not None}
-    return [f"{name}={value}" for name, value in settings.items()]
-
-
-async def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Waits for a process of ours without a thread, and kills it when it takes too long."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    pidfd = os.pidfd_open(process.pid)
-
-    def on_end() -> None:
-        loop.remove_reader(pidfd)
-        ended.set_result(None)
-
-    loop.add_reader(pidfd, on_end)
-    try:
-        await asyncio.wait([ended], timeout=timeout_s)
-        if not ended.done():
-            process.kill()
-            await ended
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-    process.wait()
-
-
-def block_until_exit(process: subprocess.Popen[bytes]) -> None:
-    """Blocks until a process whose lease is closed has ended."""
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    for attempt in range(START_ATTEMPTS):
+        try:
+            return await start()
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            last = error
+            await asyncio.sleep(RETRY_DELAY_S * 2**attempt)
+    raise SandboxStartFailed(f"no sandbox after {START_ATTEMPTS} attempts: {last}") from last

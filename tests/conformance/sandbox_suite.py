@@ -3,97 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from clawgym_env.errors import SandboxClosed, SandboxError
-from clawgym_env.sandboxes import Backend, Limits, Mount, Sandbox, SandboxSpec, get_backend
-from clawgym_env.sandboxes.folders import base_folder
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-HELLO = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello"
-FETCH = "import urllib.request as r; print(r.urlopen('{url}', timeout=5).read().decode())"
-
-
-def processes_with(word: str) -> list[int]:
-    """PIDs on this host whose command line holds a word."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
-            try:
-                command = (path / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if word.encode() in command:
-                found.append(int(path.name))
-    return found
+from clawgym_env.errors import SandboxError
+from clawgym_env.sandboxes import Backend, Mount, Sandbox, SandboxSpec
+from tests.conformance.sandbox_world import (
+    FETCH,
+    BackendTests,
+    answer_hello,
+    odd_duration,
+    processes_with,
+    wait_until,
+)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Polls until a condition holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def odd_duration() -> str:
-    """A sleep that no other process on this machine sleeps."""
-    return f"{random.SystemRandom().randrange(10**6, 10**7)}.25"
-
-
-async def answer_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(HELLO)
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
-@pytest.fixture
-def own_base_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder of this test's own for sandboxes, which other uids can pass."""
-    tmp_path_factory.getbasetemp()  # must not come to lie in the folder that goes with this test
-    with tempfile.TemporaryDirectory(prefix="clawgym-test-") as folder:
-        Path(folder).chmod(0o711)
-        monkeypatch.setattr("tempfile.tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
-
-
-class SandboxSuite:
-    """Real processes, real sockets; subclasses set ``backend_name``."""
-
-    backend_name: str
-
-    @pytest.fixture(autouse=True)
-    def in_own_base_folder(self, own_base_folder: Path) -> None:
-        """Other runs on this machine leave nothing where these tests look."""
-
-    def run(self, use: Callable[[Sandbox], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
-        """Runs a coroutine function with a fresh sandbox."""
-
-        async def main() -> None:
-            async with await self.backend().create(spec or SandboxSpec()) as sandbox:
-                await use(sandbox)
-
-        asyncio.run(main())
-
-    def backend(self) -> Backend:
-        return get_backend(self.backend_name)
+class SandboxSuite(BackendTests):
+    """Commands and files."""
 
     def test_is_a_backend_that_works_here(self) -> None:
         backend = self.backend()
@@ -167,19 +96,6 @@ class SandboxSuite:
                 await sandbox.exec(argv)
 
         self.run(use)
-
-    def test_output_is_bounded(self) -> None:
-        async def use(sandbox: Sandbox) -> None:
-            done = await sandbox.exec(["sh", "-c", "head -c 5000000 /dev/zero; echo small >&2"])
-            assert done.rc == 0
-            assert done.stdout == bytes(1000)
-            assert done.stderr == b"small\n"
-            assert done.truncated
-            whole = await sandbox.exec(["head", "-c", "1000", "/dev/zero"])
-            assert len(whole.stdout) == 1000
-            assert not whole.truncated
-
-        self.run(use, SandboxSpec(limits=Limits(output_bytes=1000)))
 
     def test_timeout_kills_the_group_and_keeps_its_output(self) -> None:
         duration = odd_duration()
@@ -303,42 +219,6 @@ class SandboxSuite:
 
         self.run(use)
 
-    def test_file_and_cpu_limits_bind(self) -> None:
-        async def use(sandbox: Sandbox) -> None:
-            big = await sandbox.exec(["sh", "-c", "head -c 2000000 /dev/zero > big"])
-            assert big.rc != 0
-            assert len((await sandbox.collect())["big"]) == 1 << 20
-            spin = await sandbox.exec(["python3", "-c", "while True: pass"], timeout_s=30)
-            assert spin.rc in (-signal.SIGXCPU, -signal.SIGKILL)
-            assert not spin.timed_out
-            assert (await sandbox.exec(["sh", "-c", "ulimit -c"])).stdout == b"0\n"
-
-        self.run(use, SandboxSpec(limits=Limits(file_bytes=1 << 20, cpu_s=0.5)))
-
-    def test_memory_limit_is_refused_not_ignored(self) -> None:
-        async def main() -> None:
-            with pytest.raises(SandboxError, match="memory_mb"):
-                await self.backend().create(SandboxSpec(limits=Limits(memory_mb=64)))
-
-        asyncio.run(main())
-
-    def test_wall_time_ends_everything_and_leaves_the_workspace(self) -> None:
-        duration = odd_duration()
-
-        async def use(sandbox: Sandbox) -> None:
-            begin = time.monotonic()
-            done = await sandbox.exec(["sh", "-c", f"echo x > made; setsid sleep {duration} & sleep {duration}"])
-            assert done.timed_out
-            assert done.rc == -signal.SIGKILL
-            assert time.monotonic() - begin < 10
-            await sandbox.kill_all()
-            assert not processes_with(duration)
-            assert await sandbox.collect() == {"made": b"x\n"}
-            with pytest.raises(SandboxClosed):
-                await sandbox.exec(["true"])
-
-        self.run(use, SandboxSpec(limits=Limits(wall_s=1.0)))
-
     def test_listener_is_reached_from_inside(self) -> None:
         async def use(sandbox: Sandbox) -> None:
             assert sandbox.listener is not None
@@ -374,156 +254,48 @@ class SandboxSuite:
 
         asyncio.run(main())
 
-    def test_stop_is_idempotent_and_ends_all(self) -> None:
-        duration = odd_duration()
+    def test_get_and_declared_files(self) -> None:
+        make = "mkdir -p d/e; echo 1 > d/e/f; echo 2 > g; ln -s d link; ln -s g file; mkfifo pipe; chmod 0 d/e"
 
+        async def use(sandbox: Sandbox) -> None:
+            await sandbox.exec(["sh", "-c", make])
+            assert await sandbox.get("./d//e/f") == b"1\n"
+            assert await sandbox.collect(["d", "g", "missing", "missing/deep"]) == {"d/e/f": b"1\n", "g": b"2\n"}
+            assert await sandbox.collect(["link/e/f", "file", "link", "pipe"]) == {}
+            for path in ("link/e/f", "file", "pipe", "d", "missing", "../x", "/etc/passwd", "", "x" * 300):
+                with pytest.raises(SandboxError):
+                    await sandbox.get(path)
+            with pytest.raises(SandboxError, match="more than 1 bytes"):
+                await sandbox.get("g", max_bytes=1)
+
+        self.run(use)
+
+    def test_tool_servers_are_reached_where_they_were_declared(self) -> None:
+        async def use(sandbox: Sandbox) -> None:
+            assert sorted(sandbox.tools) == [9001, 9002]
+            assert sandbox.listener is None
+            async with await asyncio.start_server(answer_hello, sock=sandbox.tools[9002]):
+                port = sandbox.tools[9002].getsockname()[1]
+                done = await sandbox.exec(["python3", "-c", FETCH.format(url=f"http://127.0.0.1:{port}")])
+            assert done.stdout == b"hello\n", done.stderr
+
+        self.run(use, SandboxSpec(network="none", tool_ports=[9001, 9002]))
+
+    @pytest.mark.parametrize("ports", [[80], [9000, 9000], [8080], list(range(9000, 9016))])
+    def test_tool_ports_that_cannot_be(self, ports: list[int]) -> None:
         async def main() -> None:
-            before = set(base_folder().iterdir())
-            sandbox = await self.backend().create(SandboxSpec(files={"x": b""}))
-            running = asyncio.create_task(sandbox.exec(["sh", "-c", f"setsid sleep {duration} & sleep {duration}"]))
-            await asyncio.to_thread(wait_until, lambda: len(processes_with(duration)) >= 2)
-            await asyncio.gather(sandbox.stop(), sandbox.stop())
-            await sandbox.stop()
-            assert not processes_with(duration)
-            assert set(base_folder().iterdir()) == before
-            with pytest.raises(SandboxClosed):
-                await running
-            for use in (sandbox.exec(["true"]), sandbox.put("x", b""), sandbox.collect()):
-                with pytest.raises(SandboxClosed):
-                    await use
+            with pytest.raises(SandboxError, match="tool_ports"):
+                await self.backend().create(SandboxSpec(tool_ports=ports))
 
         asyncio.run(main())
 
-    def test_cancelled_stop_still_stops(self) -> None:
-        duration = odd_duration()
+    def test_mounts_below_places_of_the_sandboxs_own(self, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_text("mounted")
+        mounts = [Mount(tmp_path / "folder/file", "/home/agent/.x/file"), Mount(tmp_path / "folder", "/tmp/shown")]
 
-        async def main() -> None:
-            before = set(base_folder().iterdir())
-            sandbox = await self.backend().create(SandboxSpec())
-            await sandbox.exec(["sh", "-c", f"setsid sleep {duration} &"])
-            stopping = asyncio.create_task(sandbox.stop())
-            await asyncio.sleep(0)
-            stopping.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await stopping
-            assert not processes_with(duration)
-            assert set(base_folder().iterdir()) == before
+        async def use(sandbox: Sandbox) -> None:
+            for path in (sandbox.inside(mounts[0]), f"{sandbox.inside(mounts[1])}/file"):
+                assert (await sandbox.exec(["cat", path])).stdout == b"mounted"
 
-        asyncio.run(main())
-
-    def test_loop_that_is_torn_down_leaves_nothing(self) -> None:
-        duration = odd_duration()
-        before = set(base_folder().iterdir())
-
-        async def main() -> None:
-            sandbox = await self.backend().create(SandboxSpec())
-            await sandbox.exec(["sh", "-c", f"setsid sleep {duration} &"])
-            _ = asyncio.create_task(sandbox.stop())  # noqa: RUF006 -- the loop ends first, on purpose
-            await asyncio.sleep(0)
-
-        asyncio.run(main())
-        assert not processes_with(duration)
-        assert set(base_folder().iterdir()) == before
-
-    def test_fifty_random_cancels_in_mid_start_leave_nothing(self) -> None:
-        seeded = random.Random(7)
-        mark = odd_duration()
-
-        async def main() -> int:
-            backend = self.backend()
-            before = set(base_folder().iterdir())
-            started = 0
-            for _ in range(50):
-                task = asyncio.create_task(backend.create(SandboxSpec(limits=Limits(wall_s=float(mark)))))
-                await asyncio.sleep(seeded.uniform(0.0, 0.08))
-                task.cancel()
-                try:
-                    sandbox = await task
-                except asyncio.CancelledError:
-                    continue
-                started += 1
-                await sandbox.stop()
-            assert not processes_with(mark)
-            assert set(base_folder().iterdir()) == before
-            return started
-
-        open_before = len(list(Path("/proc/self/fd").iterdir()))
-        assert asyncio.run(main()) < 50
-        assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
-
-    def test_eight_at_once(self) -> None:
-        async def one(backend: Backend, number: int) -> None:
-            async with await backend.create(SandboxSpec(files={"n": str(number).encode()})) as sandbox:
-                assert sandbox.listener is not None
-                async with await asyncio.start_server(answer_hello, sock=sandbox.listener):
-                    done = await sandbox.exec(["python3", "-c", FETCH.format(url=sandbox.base_url)])
-                    assert done.stdout == b"hello\n", done.stderr
-                assert await sandbox.collect() == {"n": str(number).encode()}
-
-        async def main() -> None:
-            backend = self.backend()
-            await asyncio.gather(*(one(backend, number) for number in range(8)))
-
-        asyncio.run(main())
-
-    def test_killed_owner_leaves_no_process_and_no_folder(self) -> None:
-        duration = odd_duration()
-        script = f"""
-            import asyncio
-            from clawgym_env.sandboxes import SandboxSpec, get_backend
-
-            async def main():
-                backend = get_backend({self.backend_name!r})
-                boxes = [await backend.create(SandboxSpec()) for _ in range(3)]
-                for box in boxes:
-                    await box.exec(["sh", "-c", "setsid sleep {duration} & setsid sleep {duration} &"])
-                print("ready", flush=True)
-                await asyncio.sleep(600)
-
-            asyncio.run(main())
-        """
-        before = set(base_folder().iterdir())
-        owner = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)], cwd=REPOSITORY, stdout=subprocess.PIPE
-        )
-        with owner:
-            assert owner.stdout is not None
-            assert owner.stdout.readline() == b"ready\n"
-            assert len(processes_with(duration)) >= 6
-            owner.kill()
-        assert wait_until(lambda: not processes_with(duration)), processes_with(duration)
-        self.backend().reap()
-        assert wait_until(lambda: set(base_folder().iterdir()) <= before)
-
-    def test_owners_killed_in_mid_start_leave_no_process(self) -> None:
-        seeded = random.Random(3)
-        mark = odd_duration()
-        script = f"""
-            import asyncio
-            from clawgym_env.sandboxes import Limits, SandboxSpec, get_backend
-
-            async def main():
-                backend = get_backend({self.backend_name!r})
-                print("ready", flush=True)
-                await asyncio.gather(*(backend.create(SandboxSpec(limits=Limits(wall_s={mark}))) for _ in range(4)))
-                await asyncio.sleep(600)
-
-            asyncio.run(main())
-        """
-        before = set(base_folder().iterdir())
-        command = [sys.executable, "-c", textwrap.dedent(script)]
-        for _ in range(10):
-            with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as owner:
-                assert owner.stdout is not None
-                assert owner.stdout.readline() == b"ready\n"
-                time.sleep(seeded.uniform(0.0, 0.2))
-                owner.kill()
-        assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
-        self.backend().reap()
-        assert wait_until(lambda: set(base_folder().iterdir()) <= before)
-
-
-def host_server() -> tuple[socket.socket, str]:
-    """A loopback listener of the host's, for sandboxes to fail at."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    return listener, f"127.0.0.1:{listener.getsockname()[1]}"
+        self.run(use, SandboxSpec(mounts=mounts))

@@ -74,6 +74,8 @@ def test_the_verifier_sees_the_workspace_after_every_process_is_dead() -> None:
         ("ask(raw=b'{nonsense')", Status.NO_CALLS, "not valid JSON"),
         ("ask(url=URL.replace('/rollout/r0', ''))", Status.COMPLETED, ""),
         ("ask(url=URL.replace('r0', 'other'))", Status.NO_CALLS, "exit code 1"),
+        ("ask(url=URL + '/v2')", Status.NO_CALLS, "POST /rollout/r0/v2/v1/chat/completions: no API that is served"),
+        ("ask(url=URL + '/v2?')", Status.NO_CALLS, "POST /rollout/r0/v2: no API that is served here has this path"),
     ],
 )
 def test_how_it_ended(source: str, status: Status, says_why: str) -> None:

@@ -13,13 +13,22 @@ import pytest
 
 from clawgym_env.errors import ConfigError, SandboxError
 from clawgym_env.sandboxes import BACKENDS, Limits, Mount, Sandbox, SandboxSpec, folders, get_backend
-from tests.conformance.sandbox_suite import SandboxSuite, odd_duration, own_base_folder, processes_with, wait_until
+from tests.conformance.sandbox_lifecycle import LifeCycleSuite
+from tests.conformance.sandbox_limits import LimitsSuite
+from tests.conformance.sandbox_suite import SandboxSuite
+from tests.conformance.sandbox_world import odd_duration, own_base_folder, processes_with, wait_until
 
 __all__ = ["own_base_folder"]  # a fixture: used by name
 
 
-class TestProcess(SandboxSuite):
+class TestProcess(SandboxSuite, LifeCycleSuite, LimitsSuite):
     backend_name = "process"
+
+    def test_disk_and_inodes_say_no_space(self) -> None:
+        """Refused instead: see test_refuses_bounds_that_it_would_not_keep."""
+
+    def test_a_failed_start_is_typed_and_its_siblings_go_on(self, tmp_path: Path) -> None:
+        """Nothing is mounted here that could fail to be; see test_sandbox_launching.py."""
 
     def test_says_that_it_isolates_nothing(self) -> None:
         assert "no isolation" in self.backend().probe().detail
@@ -30,7 +39,7 @@ class TestProcess(SandboxSuite):
 
         self.run(use)
 
-    @pytest.mark.parametrize("limits", [Limits(pids=10), Limits(tmp_mb=1)])
+    @pytest.mark.parametrize("limits", [Limits(inodes=100), Limits(disk_mb=1)])
     def test_refuses_bounds_that_it_would_not_keep(self, limits: Limits) -> None:
         async def main() -> None:
             with pytest.raises(SandboxError, match="cannot bound"):
@@ -58,21 +67,23 @@ class TestProcess(SandboxSuite):
 def test_reap_takes_the_dead_and_spares_the_living(own_base_folder: Path) -> None:
     duration = odd_duration()
     base = folders.base_folder()
-    boot, pid, start = folders.identity(os.getpid()).split("-")
-    owner = subprocess.Popen(["true"])
+    boot, namespace, pid, start = folders.identity(os.getpid()).split("-")
+    owner = subprocess.Popen(["sleep", duration])
     gone = folders.identity(owner.pid)
+    owner.kill()
     owner.wait()
     living = folders.make_folder("test")
     foreign = base / "something-else"
     dead = base / f"test-{gone}-abcdefgh"
-    reused = base / f"test-{boot}-{pid}-{int(start) - 1}-abcdefgh"
-    other_boot = base / f"test-{'0' * 8}-{pid}-{start}-abc_efgh"
-    for path in (foreign, dead, reused, other_boot):
+    reused = base / f"test-{boot}-{namespace}-{pid}-{int(start) - 1}-abcdefgh"
+    other_boot = base / f"test-{'0' * 8}-{namespace}-{pid}-{start}-abc_efgh"
+    other_container = base / f"test-{boot}-{int(namespace) + 1}-{pid}-{start}-abcdefgh"
+    for path in (foreign, dead, reused, other_boot, other_container):
         path.mkdir()
     leftover = subprocess.Popen(["sleep", duration], env={folders.MARKER: dead.name})
     try:
         assert folders.reap() == 3
-        assert set(base.iterdir()) == {living, foreign}
+        assert set(base.iterdir()) == {living, foreign, other_container}
         assert leftover.wait(timeout=5) == -signal.SIGKILL
     finally:
         leftover.kill()
@@ -94,6 +105,6 @@ def test_zombie_owner_counts_as_dead() -> None:
 
 
 def test_unknown_backend_is_refused() -> None:
-    assert set(BACKENDS) == {"bubblewrap", "process"}
-    with pytest.raises(ConfigError, match="bubblewrap, process"):
+    assert set(BACKENDS) == {"bubblewrap", "docker", "process"}
+    with pytest.raises(ConfigError, match="bubblewrap, docker, process"):
         get_backend("bubblewarp")

@@ -3,22 +3,11 @@
 Invariant: this process lives exactly as long as its control socket (the *lease*) and at most ``wall_s``; when it ends,
 so does all that ran below it: by the kernel where it is PID 1 of a PID namespace, by its own hand on the bare host.
 
-It is a program, not a library: ``python3 -I -S init.py key=value ...`` on any Python >= 3.8 without site-packages. The
-wire (below) is imported by the host's side. ``_socket`` and ``_signal`` stand in for their wrappers because the
-wrappers import ``enum``, which would double the start-up time of every sandbox.
-
-Wire, over one ``SOCK_SEQPACKET`` pair; big payloads travel as descriptors, so that no send ever blocks:
-
-| to the sandbox | descriptors | answer |
-|---|---|---|
-| ``EXEC, id`` | request, stdin, stdout, stderr | ``EXIT, id, rc`` |
-| ``KILL, id`` | | none of its own: the ``EXIT`` of ``id`` |
-| ``KILL_ALL, id`` | | ``DONE, id, 0`` once nothing else runs |
-| ``PUT, id`` | files | ``DONE, id, errno`` |
-
-The first message from the sandbox is ``HELLO`` with the workspace's directory and, where asked for, the listener.
+It is a program, not a library: ``python3 -I -S init.py key=value ...`` on any Python >= 3.8 without site-packages.
+``_socket`` and ``_signal`` stand in for their wrappers because the wrappers import ``enum``, which would double the
+start-up time of every sandbox.
 """
-# ruff: noqa: PTH103, PTH120, PTH123, PTH208, SIM105
+# ruff: noqa: PTH100, PTH103, PTH120, PTH123, PTH208, SIM105
 # pathlib and contextlib would cost every sandbox several milliseconds of start-up.
 
 from __future__ import annotations
@@ -27,7 +16,6 @@ import _signal
 import _socket
 import errno
 import os
-import resource
 import select
 import struct
 import sys
@@ -35,52 +23,20 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
-EXEC, KILL, KILL_ALL, PUT = 1, 2, 3, 4
-HELLO, EXIT, DONE = 1, 2, 3
-REQUEST = struct.Struct("<BI")
-REPLY = struct.Struct("<BIi")
-MAX_FDS = 4
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
-OPEN_FILES = 4096
+    from clawgym_env.sandboxes.inside import confine, wire
+else:
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import confine
+    import wire
+
 KILL_TIMEOUT_S = 5.0
-_FD_BYTES = struct.calcsize("i")
-
-
-def encode_exec(argv: Sequence[bytes], env: Sequence[bytes], cwd: bytes) -> bytes:
-    """Packs a command: NUL cannot occur in any of its parts.
-
-    Args:
-        env: ``NAME=value`` items.
-    """
-    return b"\0".join([cwd, b"%d" % len(argv), *argv, *env])
-
-
-def decode_exec(data: bytes) -> tuple[list[bytes], list[bytes], bytes]:
-    """Undoes ``encode_exec``; returns (argv, env, cwd)."""
-    cwd, count, *rest = data.split(b"\0")
-    return rest[: int(count)], rest[int(count) :], cwd
-
-
-def encode_files(files: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Packs ``(path, content)`` pairs of bytes."""
-    parts: list[bytes] = []
-    for path, content in files:
-        parts += [path, b"\0", b"%d" % len(content), b"\0", content]
-    return b"".join(parts)
-
-
-def decode_files(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Undoes ``encode_files``, one pair at a time."""
-    at = 0
-    while at < len(data):
-        path_end = data.index(b"\0", at)
-        size_end = data.index(b"\0", path_end + 1)
-        end = size_end + 1 + int(data[path_end + 1 : size_end])
-        yield data[at:path_end], data[size_end + 1 : end]
-        at = end
+FD_BYTES = struct.calcsize("i")
+#: The same counters in either version of control groups, as a container sees its own.
+MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+PIDS_EVENTS = ("/sys/fs/cgroup/pids.events", "/sys/fs/cgroup/pids/pids.events")
 
 
 def read_all(fd: int) -> bytes:
@@ -96,32 +52,6 @@ def write_file(path: bytes, content: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(fd, "wb") as file:
         file.write(content)
-
-
-def set_limits(config: Mapping[str, str]) -> None:
-    """Bounds this process and all it starts. Not RLIMIT_AS: Node reserves far more addresses than it uses."""
-    wanted = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, OPEN_FILES)]
-    for key, kind in (
-        ("cpu_s", resource.RLIMIT_CPU),
-        ("pids", resource.RLIMIT_NPROC),
-        ("file_bytes", resource.RLIMIT_FSIZE),
-    ):
-        if key in config:
-            wanted.append((kind, int(config[key])))
-    for kind, value in wanted:
-        hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(kind, (value, value))
-
-
-def prctl(option: int, value: int) -> None:
-    """Sets one attribute of this process."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def become(argv: list[bytes], env: Sequence[bytes], cwd: bytes, stdio: Sequence[int]) -> NoReturn:
@@ -145,6 +75,44 @@ def become(argv: list[bytes], env: Sequence[bytes], cwd: bytes, stdio: Sequence[
         os._exit(125)
 
 
+def _connected(config: Mapping[str, str]) -> _socket.socket:
+    """The control socket: inherited, or reached at a path (a container inherits none)."""
+    if "control" in config:
+        control = _socket.socket(fileno=int(config["control"]))
+        os.set_inheritable(control.fileno(), False)
+        return control
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    control.connect(config["connect"])
+    return control
+
+
+def _listen(port: int) -> _socket.socket:
+    """A loopback listener in this network namespace."""
+    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener
+
+
+def _open_first(paths: Sequence[str]) -> int:
+    """Descriptor of the first path that can be read; -1 when none can."""
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return -1
+
+
+def _send_kill(pid: int) -> None:
+    """Kills what may be gone already."""
+    try:
+        os.kill(pid, _signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def silence_own_output() -> None:
     """Detaches stdout and stderr: what the start had to say has been said."""
     devnull = os.open(os.devnull, os.O_RDWR)
@@ -153,63 +121,73 @@ def silence_own_output() -> None:
     os.close(devnull)
 
 
-def descendants(root: int) -> list[int]:
-    """PIDs below ``root``, from /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/" + name + "/stat", "rb") as stat:
-                    parent = int(stat.read().rsplit(b")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
-
-
 class Init:
     """State of the running sandbox."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self.config = config
         self.isolated = os.getpid() == 1
-        self.control = _socket.socket(fileno=int(config["control"]))
-        os.set_inheritable(self.control.fileno(), False)
+        self.control = _connected(config)
         self.deadline = time.monotonic() + float(config["wall_s"])
         self.running: dict[int, int] = {}
+        self.watch: confine.MemoryWatch | None = None
         self.handlers: dict[int, Callable[..., None]] = {
-            EXEC: self.start,
-            KILL: self.kill,
-            KILL_ALL: self.kill_all,
-            PUT: self.put,
+            wire.EXEC: self.start,
+            wire.KILL: self.kill,
+            wire.KILL_ALL: self.kill_all,
+            wire.PUT: self.put,
         }
 
+    def confine(self) -> None:
+        """Binds this process, and so all that it will start."""
+        config = self.config
+        if "groups" in config:
+            confine.join_groups(map(int, config["groups"].split(",")))
+        if "tmpfs" in config:  # then this process has the capabilities for it
+            confine.mount_tmpfs(config["tmpfs"])
+            confine.show(config.get("show", ""))
+            confine.drop_capabilities()
+        if self.isolated:
+            confine.prctl(confine.PR_SET_DUMPABLE)  # processes of the same uid cannot trace this one
+        else:
+            confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)  # orphans become its children, as with PID 1
+        confine.set_limits(config)
+        if "filter" in config:
+            confine.filter_system_calls(bytes.fromhex(config["filter"]))
+        if "watch_bytes" in config:
+            self.watch = confine.MemoryWatch(int(config["watch_bytes"]), self.others, _send_kill)
+
+    def others(self) -> list[int]:
+        """Every process of this sandbox but this one."""
+        if not self.isolated:
+            return confine.descendants(os.getpid())
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
     def say_hello(self) -> None:
-        """Sends the workspace's directory and the listener, which then has no other holder than the host."""
-        workspace = os.open(self.config["workspace"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fds, listener = [workspace], None
-        if "port" in self.config:
-            listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-            listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", int(self.config["port"])))
-            listener.listen(128)
-            fds.append(listener.fileno())
+        """Sends the workspace's directory, the listeners and the counters, which then the host alone holds."""
+        ports = [int(port) for port in self.config.get("ports", "").split(",") if port]
+        listeners = [_listen(port) for port in ports]
+        fds = [os.open(self.config["workspace"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        fds += [listener.fileno() for listener in listeners]
+        value = len(listeners)
+        if "counters" in self.config:
+            for bit, paths in ((wire.HAS_MEMORY_EVENTS, MEMORY_EVENTS), (wire.HAS_PIDS_EVENTS, PIDS_EVENTS)):
+                counter = _open_first(paths)
+                if counter >= 0:
+                    fds.append(counter)
+                    value |= bit
         rights = struct.pack(f"{len(fds)}i", *fds)
-        self.control.sendmsg([REPLY.pack(HELLO, 0, 0)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-        os.close(workspace)
-        if listener is not None:
-            listener.close()
+        message = [wire.REPLY.pack(wire.HELLO, 0, value)]
+        self.control.sendmsg(message, [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        for listener in listeners:
+            listener.detach()
+        for fd in fds:
+            os.close(fd)
 
     def reply(self, kind: int, request_id: int, value: int) -> None:
         """Answers; the next read finds out that the owner is gone."""
         try:
-            self.control.send(REPLY.pack(kind, request_id, value))
+            self.control.send(wire.REPLY.pack(kind, request_id, value))
         except OSError:
             self.running.clear()
 
@@ -217,7 +195,7 @@ class Init:
         """Serves one request; ends everything when the owner is gone."""
         try:
             data, ancillary, _, _ = self.control.recvmsg(
-                REQUEST.size, _socket.CMSG_SPACE(MAX_FDS * _FD_BYTES), _socket.MSG_CMSG_CLOEXEC
+                wire.REQUEST.size, _socket.CMSG_SPACE(wire.MAX_FDS * FD_BYTES), _socket.MSG_CMSG_CLOEXEC
             )
         except OSError:
             data, ancillary = b"", []
@@ -225,18 +203,18 @@ class Init:
             self.end(remove=True)
         fds: list[int] = []
         for _, _, rights in ancillary:
-            fds += struct.unpack(f"{len(rights) // _FD_BYTES}i", rights)
-        kind, request_id = REQUEST.unpack(data)
+            fds += struct.unpack(f"{len(rights) // FD_BYTES}i", rights)
+        kind, request_id = wire.REQUEST.unpack(data)
         self.handlers[kind](request_id, *fds)
 
     def start(self, request_id: int, request: int, stdin: int, stdout: int, stderr: int) -> None:
         """Runs a command as the leader of its own session."""
-        argv, env, cwd = decode_exec(read_all(request))
+        argv, env, cwd = wire.decode_exec(read_all(request))
         try:
             pid = os.fork()
         except OSError as error:
             os.write(stderr, f"cannot start a process: {error.strerror}\n".encode())
-            self.reply(EXIT, request_id, 126)
+            self.reply(wire.EXIT, request_id, 126)
         else:
             if pid == 0:
                 become(argv, env, cwd, (stdin, stdout, stderr))
@@ -248,21 +226,23 @@ class Init:
         """Kills a command's process group; its ``EXIT`` follows when it is reaped."""
         for pid, owner in self.running.items():
             if owner == request_id:
-                for send in (os.killpg, os.kill):
-                    try:
-                        send(pid, _signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
+                _send_kill(-pid)
+                _send_kill(pid)
+
+    def running_below(self) -> bool:
+        """Whether this process has children, seen without reaping them."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
 
     def kill_everything(self) -> bool:
         """Kills all that runs below until nothing is left; false when something would not die in time."""
         give_up = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < give_up:
-            for pid in [-1] if self.isolated else descendants(os.getpid()):
-                try:
-                    os.kill(pid, _signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            for pid in [-1] if self.isolated else self.others():
+                _send_kill(pid)
             if not self.reap():
                 return True
             time.sleep(0.001)
@@ -270,17 +250,17 @@ class Init:
 
     def kill_all(self, request_id: int) -> None:
         """Answers once nothing else runs."""
-        self.reply(DONE, request_id, 0 if self.kill_everything() else errno.EBUSY)
+        self.reply(wire.DONE, request_id, 0 if self.kill_everything() else errno.EBUSY)
 
     def put(self, request_id: int, files: int) -> None:
         """Writes files; answers with the first errno."""
         code = 0
         try:
-            for path, content in decode_files(read_all(files)):
+            for path, content in wire.decode_files(read_all(files)):
                 write_file(path, content)
         except OSError as error:
             code = error.errno or errno.EIO
-        self.reply(DONE, request_id, code)
+        self.reply(wire.DONE, request_id, code)
 
     def reap(self) -> bool:
         """Collects what has ended; false when no child is left."""
@@ -294,7 +274,7 @@ class Init:
             request_id = self.running.pop(pid, None)
             if request_id is not None:
                 rc = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                self.reply(EXIT, request_id, rc)
+                self.reply(wire.EXIT, request_id, rc)
 
     def end(self, *, remove: bool) -> NoReturn:
         """Ends this process and everything below it; ``remove`` also the host folder, when the owner is gone."""
@@ -310,11 +290,7 @@ class Init:
 
     def run(self) -> NoReturn:
         """Serves until the lease or the time ends."""
-        if self.isolated:
-            prctl(PR_SET_DUMPABLE, 0)  # processes of the same uid cannot trace this one
-        else:
-            prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become its children, as with PID 1
-        set_limits(self.config)
+        self.confine()
         wake, wake_write = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)
@@ -329,6 +305,10 @@ class Init:
             left_s = self.deadline - time.monotonic()
             if left_s <= 0:
                 self.end(remove=False)
+            if self.watch is not None and self.running_below():
+                left_s = min(left_s, self.watch.PERIOD_S)
+                if self.watch.look():
+                    self.reply(wire.OVER_MEMORY, 0, 0)
             ready = [fd for fd, _ in poller.poll(int(left_s * 1000) + 1)]
             if wake in ready:
                 os.read(wake, 4096)

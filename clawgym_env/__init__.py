@@ -21,8 +21,10 @@ ENVIRONMENTS = {
     "Nanobot": "nanobot",
     "OpenClaw": "openclaw",
     "OpenAIAgents": "openai-agents",
+    "OpenCode": "opencode",
     "OpenHands": "openhands",
     "Pi": "pi",
+    "QwenCode": "qwen-code",
     "Smolagents": "smolagents",
 }
 

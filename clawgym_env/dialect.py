@@ -35,9 +35,15 @@ class Tolerance(StrEnum):
     """Parallel calls of one answer come as several, with results in between; the policy sees one answer."""
     DROPPED_TEXT = "dropped text"
     """The text beside tool calls is gone."""
+    RENAMED_CALLS = "renamed calls"
+    """A tool call has another name; recognised by its id alone."""
 
 
-SAFE: frozenset[Tolerance] = frozenset(Tolerance) - {Tolerance.REWRITTEN_ARGUMENTS, Tolerance.DROPPED_TEXT}
+SAFE: frozenset[Tolerance] = frozenset(Tolerance) - {
+    Tolerance.REWRITTEN_ARGUMENTS,
+    Tolerance.DROPPED_TEXT,
+    Tolerance.RENAMED_CALLS,
+}
 
 
 @dataclass(frozen=True, slots=True)

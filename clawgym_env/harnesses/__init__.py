@@ -22,8 +22,10 @@ from clawgym_env.harnesses.mini_swe_agent import MiniSweAgentHarness
 from clawgym_env.harnesses.nanobot import NanobotHarness
 from clawgym_env.harnesses.openai_agents import OpenAIAgentsHarness
 from clawgym_env.harnesses.openclaw import OpenClawHarness
+from clawgym_env.harnesses.opencode import OpenCodeHarness
 from clawgym_env.harnesses.openhands import OpenHandsHarness
 from clawgym_env.harnesses.pi import PiHarness
+from clawgym_env.harnesses.qwen_code import QwenCodeHarness
 from clawgym_env.harnesses.scripted import ScriptedHarness
 from clawgym_env.harnesses.smolagents import SmolagentsHarness
 
@@ -41,8 +43,10 @@ __all__ = [
     "NanobotHarness",
     "OpenAIAgentsHarness",
     "OpenClawHarness",
+    "OpenCodeHarness",
     "OpenHandsHarness",
     "PiHarness",
+    "QwenCodeHarness",
     "ScriptedHarness",
     "SmolagentsHarness",
     "get_harness",
@@ -57,8 +61,10 @@ HARNESSES: dict[str, Callable[..., Harness]] = {
     "nanobot": NanobotHarness,
     "openclaw": OpenClawHarness,
     "openai-agents": OpenAIAgentsHarness,
+    "opencode": OpenCodeHarness,
     "openhands": OpenHandsHarness,
     "pi": PiHarness,
+    "qwen-code": QwenCodeHarness,
     "scripted": ScriptedHarness,
     "smolagents": SmolagentsHarness,
 }

@@ -104,7 +104,7 @@ def ensure(name: str, progress: Progress) -> Path:
     """Installs a harness unless it is there, ready for the Node of today.
 
     Raises:
-        HarnessNotInstalled: it is missing and proprietary: only a person may install it.
+        HarnessNotInstalled: it is missing and proprietary: only a person may install it; or there is no Python for it.
         HarnessError: it was changed after its install; there is no suitable Node; its package manager failed, or the
             program does not run.
     """

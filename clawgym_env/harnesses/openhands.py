@@ -28,6 +28,10 @@ TARGET = "/opt/clawgym/openhands"
 SCRIPT = Path(__file__).with_name("drivers") / "openhands_driver.py"
 SCRIPT_TARGET = "/opt/clawgym/openhands-script.py"
 INSTRUCTIONS = "Work on the user's task with the tools, in {workspace}, until it is done."
+#: LiteLLM's name of a server of one's own; ``openai`` would have it import OpenAI's client, for half a CPU-second.
+PROVIDER = "hosted_vllm"
+#: A model that the SDK sends its thinking back to, and makes no other difference for that matters here.
+THINKER = "kimi-k2-thinking"
 TIMEOUT_S = 24 * 3600
 SHELL = Shell("terminal")
 # Arguments that do not parse are told again as an object that says so, with the call's id.
@@ -40,7 +44,7 @@ class OpenHandsHarness(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: Literal["lean", "stock"] = "lean"
-    """``lean``: two tools and a system prompt of one line. ``stock``: the agent of the SDK's preset, with its prompt."""
+    """``lean``: two tools and a system prompt of one line. ``stock``: the agent of the SDK's preset."""
 
     delegates: bool = False
     """Whether it has the SDK's tool that starts sub-agents."""
@@ -66,21 +70,11 @@ class OpenHandsHarness(BaseModel):
     def launch(self, context: LaunchContext, sandbox: Sandbox) -> Launch:
         """The command line and environment of one rollout; the task comes on stdin."""
         folder, script, *_ = (sandbox.inside(mount) for mount in self.mounts())
-        lean = self.profile == "lean"
         settings = {
             "workspace": sandbox.workspace,
-            "prompt": INSTRUCTIONS.format(workspace=sandbox.workspace) if lean else "",
+            "prompt": INSTRUCTIONS.format(workspace=sandbox.workspace) if self.profile == "lean" else "",
             "delegates": self.delegates,
-            "llm": {
-                "model": f"openai/{context.model}",
-                "base_url": f"{context.base_url}/v1",
-                "api_mode": "chat",
-                "num_retries": 1,
-                "timeout": TIMEOUT_S,
-                "max_input_tokens": max(1, context.max_context - context.max_tokens),
-                "max_output_tokens": context.max_tokens,
-                **self.llm,
-            },
+            "llm": self._llm(context),
         }
         return Launch(
             argv=[*OPENHANDS.command(folder, script), json.dumps(settings)],
@@ -93,8 +87,25 @@ class OpenHandsHarness(BaseModel):
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
                 "LITELLM_TELEMETRY": "False",
             },
+            files={"~/.inputrc": b"set enable-bracketed-paste off\n"},
             stdin=context.instruction.encode(),
         )
+
+    def _llm(self, context: LaunchContext) -> dict[str, Any]:
+        """Settings of the SDK's ``LLM``."""
+        settings: dict[str, Any] = {
+            "model": f"{PROVIDER}/{context.model}",
+            "base_url": f"{context.base_url}/v1",
+            "api_mode": "chat",
+            "num_retries": 1,
+            "timeout": TIMEOUT_S,
+            "max_output_tokens": context.max_tokens,
+        }
+        if self.profile == "lean":
+            settings["model_canonical_name"] = THINKER
+        else:  # to count tokens, by another model's tokenizer, costs half a CPU-second
+            settings["max_input_tokens"] = max(1, context.max_context - context.max_tokens)
+        return settings | dict(self.llm)
 
     def exit_error(self, result: ExecResult) -> str | None:
         """Why the agent failed, in one line; ``None`` when it ended as it should."""

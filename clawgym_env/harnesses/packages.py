@@ -96,7 +96,7 @@ OPENHANDS = PythonPackage(
     "openhands-sdk",
     "1.58.2",
     "",
-    350,
+    455,
     LOCKS / "openhands.txt",
     integrity={
         "openhands-sdk": "sha256:78e0452df8e75c970922f1e0cf1938a0f2a33a1a71f5a89de92e0970aa5ef96e",
@@ -134,6 +134,21 @@ PACKAGES: dict[str, Package] = {
         oldest_node=(24, 16),
         below_node=(25, 0),
     ),
+    "opencode": NpmPackage(
+        "opencode-ai",
+        "1.18.33",
+        "bin/opencode",
+        354,
+        native="opencode-linux-{cpu}",
+        integrity={
+            "opencode-ai": (
+                "sha512-58P1ffLRXiAY4QeoABqUjqf6DEzm1ihpovvn9Ad+oOLbLiwK/rf88wruT9IATJ7AtNjmi8iA7pC8tN4o5y799Q=="
+            ),
+            "opencode-linux-x64": (
+                "sha512-q/t/3p2CTxOT9y2kvjesb/LZab2+1eqlhhWA02Be6mjTtmYtNBcBsrI5yDo4Fw7ZSPBW2oyMIGMNRqiKQjiAWw=="
+            ),
+        },
+    ),
     "pi": NpmPackage(
         "@earendil-works/pi-coding-agent",
         "1.6.0",
@@ -142,6 +157,17 @@ PACKAGES: dict[str, Package] = {
         integrity={
             "@earendil-works/pi-coding-agent": (
                 "sha512-zX1BVEsshx7A2MRuQ6jfr3RJGWw4Wn+vLq5ZfmlvS1RskhRmByaSZVXH/zcwRrWHO7qPgs98pNCbPOEti/t0fQ=="
+            ),
+        },
+    ),
+    "qwen-code": NpmPackage(
+        "@qwen-code/qwen-code",
+        "0.24.4",
+        "cli.js",
+        162,
+        integrity={
+            "@qwen-code/qwen-code": (
+                "sha512-pmexy/Nj+BKd3Un1ogqGQE8V4GJn5B6N9PQOrU1GH+lMR29kn6Bgf6YdbZa8hNIoTmAKT1LTPK+P8TibZRPPVg=="
             ),
         },
     ),

@@ -1,7 +1,7 @@
 """Finds a Python that is new enough for a harness, where the one that runs ClawGym is not.
 
-Invariant: a Python that is returned was run, and said itself what it is. The one that runs this goes first, then those on
-PATH, then pyenv's; no shim is ever returned, since a sandbox shows the real program alone.
+Invariant: a Python that is returned was run, and said itself what it is. The one that runs this goes first, then those
+on PATH, then pyenv's; no shim is ever returned, since a sandbox shows the real program alone.
 """
 
 from __future__ import annotations

@@ -178,7 +178,9 @@ def differences(original: Message, echo: Message) -> frozenset[Tolerance] | None
 def _same_call(said: ToolCall, told: ToolCall, found: set[Tolerance]) -> bool:
     """Whether a call is the echo of another; adds in what it differs."""
     if said.name != told.name:
-        return False
+        if not said.id or said.id != told.id:
+            return False
+        found.add(Tolerance.RENAMED_CALLS)
     arguments = said.arguments
     if isinstance(arguments, str) and not isinstance(told.arguments, str):
         arguments = parse_arguments(arguments)  # kept as text, as parsers disagree on it; a wire has parsed its echo

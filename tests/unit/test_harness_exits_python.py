@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import ConfigError
-from clawgym_env.harnesses import MiniSweAgentHarness, OpenAIAgentsHarness, SmolagentsHarness, get_harness
+from clawgym_env.harnesses import (
+    MiniSweAgentHarness,
+    OpenAIAgentsHarness,
+    OpenHandsHarness,
+    SmolagentsHarness,
+    get_harness,
+)
+from clawgym_env.harnesses.base import LaunchContext
 from clawgym_env.harnesses.mini_swe_agent import SUBMIT
 from clawgym_env.sandboxes.base import ExecResult
 
@@ -49,11 +56,24 @@ def test_mini_swe_agent_ends_by_its_submit_command() -> None:
         (ExecResult(-11, b"", b""), "the agent was killed by signal 11"),
     ],
 )
-@pytest.mark.parametrize("harness", [OpenAIAgentsHarness(), SmolagentsHarness()], ids=lambda h: h.info.name)
+@pytest.mark.parametrize(
+    "harness", [OpenAIAgentsHarness(), OpenHandsHarness(), SmolagentsHarness()], ids=lambda h: h.info.name
+)
 def test_agents_of_libraries(
-    harness: OpenAIAgentsHarness | SmolagentsHarness, end: ExecResult, error: str | None
+    harness: OpenAIAgentsHarness | OpenHandsHarness | SmolagentsHarness, end: ExecResult, error: str | None
 ) -> None:
     assert harness.exit_error(end) == error
+
+
+def test_openhands_is_told_of_one_model() -> None:
+    context = LaunchContext("Do it.", "http://127.0.0.1:1/rollout/7", "key", "policy", 9_000, 512, 60.0)
+    lean = OpenHandsHarness(llm={"max_message_chars": 99})._llm(context)
+    stock = OpenHandsHarness(profile="stock")._llm(context)
+    for told in lean, stock:
+        assert (told["model"], told["base_url"]) == ("hosted_vllm/policy", "http://127.0.0.1:1/rollout/7/v1")
+        assert told["max_output_tokens"] == 512 and told["num_retries"] == 1
+    assert lean["max_message_chars"] == 99 and "max_input_tokens" not in lean
+    assert stock["max_input_tokens"] == 9_000 - 512 and "model_canonical_name" not in stock
 
 
 def test_agents_without_a_shell_say_so() -> None:
@@ -76,6 +96,8 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
         ("mini-swe-agent", {"config": "fast.yaml"}, "config: Input should be a valid"),
         ("openai-agents", {"wire": "gemini"}, "wire: Input should be 'openai_responses' or 'openai_chat'"),
         ("openai-agents", {"profile": "lean"}, "profile: Extra inputs are not permitted"),
+        ("openhands", {"profile": "large"}, "profile: Input should be 'lean' or 'stock'"),
+        ("openhands", {"terminal": "tmux"}, "terminal: Extra inputs are not permitted"),
         ("smolagents", {"agent": "mine.py"}, "agent: Input should be 'tool_calling' or 'code'"),
         ("smolagents", {"profile": "large"}, "profile: Input should be 'lean' or 'stock'"),
     ],

@@ -70,6 +70,11 @@ def with_arguments(change: Callable[[dict[str, Any]], Any]) -> Message:
     return dataclasses.replace(ORIGINAL, tool_calls=calls)
 
 
+def with_name(name: str, call_id: str) -> Message:
+    first = dataclasses.replace(ORIGINAL.tool_calls[0], name=name, id=call_id)
+    return dataclasses.replace(ORIGINAL, tool_calls=(first, *ORIGINAL.tool_calls[1:]))
+
+
 def renamed(message: Message, name: str = "toolu_9f") -> Message:
     calls = tuple(dataclasses.replace(c, id=f"{name}{i}") for i, c in enumerate(message.tool_calls))
     return dataclasses.replace(message, tool_calls=calls)
@@ -101,8 +106,12 @@ ECHOES: dict[str, tuple[Message, set[Tolerance] | None]] = {
     "arguments as text": (with_arguments(lambda a: "{"), {Tolerance.REWRITTEN_ARGUMENTS}),
     "another argument and no id": (renamed(with_arguments(lambda a: {**a, "command": "rm"})), None),
     "another tool": (
-        dataclasses.replace(ORIGINAL, tool_calls=(ToolCall("sh", {}, mint(1, 0)), call("pwd", 1, 1))), None,
+        dataclasses.replace(ORIGINAL, tool_calls=(ToolCall("sh", {}, mint(1, 0)), call("pwd", 1, 1))),
+        {Tolerance.RENAMED_CALLS, Tolerance.REWRITTEN_ARGUMENTS},
     ),
+    "another name": (with_name("invalid", mint(1, 0)), {Tolerance.RENAMED_CALLS}),
+    "another name and id": (with_name("invalid", mint(2, 0)), None),
+    "another name and no id": (with_name("invalid", ""), None),
     "one call fewer": (dataclasses.replace(ORIGINAL, tool_calls=ORIGINAL.tool_calls[:1]), None),
     "calls swapped": (dataclasses.replace(ORIGINAL, tool_calls=ORIGINAL.tool_calls[::-1]), None),
     "several at once": (
@@ -133,7 +142,8 @@ def test_what_a_dialect_tolerates_continues_and_is_recorded_else_it_forks(name: 
 
 
 def test_the_default_is_safe() -> None:
-    assert Dialect().tolerates == SAFE == frozenset(Tolerance) - {Tolerance.REWRITTEN_ARGUMENTS, Tolerance.DROPPED_TEXT}
+    unsafe = {Tolerance.REWRITTEN_ARGUMENTS, Tolerance.DROPPED_TEXT, Tolerance.RENAMED_CALLS}
+    assert Dialect().tolerates == SAFE == frozenset(Tolerance) - unsafe
 
 
 def test_arguments_that_we_keep_as_text_may_come_back_parsed() -> None:

@@ -104,7 +104,7 @@ def _maker(name: str) -> Callable[..., Any]:
             raise ConfigError(f"harness {name!r} cannot be imported: {error}") from error
         return found
     close = difflib.get_close_matches(name, HARNESSES)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     raise ConfigError(
         f"unknown harness {name!r}{hint} There are {', '.join(sorted(HARNESSES))}, and any package.module:attribute."
     )

@@ -118,7 +118,7 @@ def test_reset_and_close_end_a_live_episode(scripted: HarnessEnv) -> None:
 
 
 def test_bad_arguments_are_refused(scripted: HarnessEnv) -> None:
-    with pytest.raises(ConfigError, match="pi, scripted"):
+    with pytest.raises(ConfigError, match=r"unknown harness 'nope'\. There are .*\bpi, "):
         HarnessEnv("nope")
     with pytest.raises(ConfigError, match="builtin"):
         HarnessEnv("scripted", "nope", sandbox="process")

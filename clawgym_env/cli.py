@@ -54,7 +54,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_guarded
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="quickstart, sft, grpo or mix")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="quickstart, sft, grpo, ppo or mix")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="settings as key=value")] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", file_okay=False, help="run folder; runs/RECIPE-TIME by default")

@@ -9,6 +9,8 @@ Invariant: one forward over the unique tokens gives the values that a forward ov
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -77,6 +79,16 @@ class TreeCritic(nn.Module):  # type: ignore[misc]
         """On the policy's trunk, or on a copy of it that goes its own way."""
         trunk = policy if shared else copy.deepcopy(policy.base_model)
         return cls(trunk, shared=shared, detach=detach)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, a shared trunk gets no gradient from the values: the critic moves and the policy does not."""
+        before = self.detach
+        self.detach = before or self.shared
+        try:
+            yield
+        finally:
+            self.detach = before
 
     def values_of(self, hidden: Tensor) -> Tensor:
         """[M, E] hidden states -> [M]."""

@@ -11,8 +11,10 @@ Shapes: N unique tokens, M targets, V vocabulary, E hidden width.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +26,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from clawgym_env.errors import ConfigError
 from torchrl_ext.attention import ATTENTION_NAME, PlanHandover, TreePlan, make_plan, register
+
+logger = logging.getLogger(__name__)
 
 HEAD_CHUNK_ELEMENTS = 1 << 22
 """Logits that exist at once (16 MiB in float32: bigger chunks spend their time in fresh pages)."""
@@ -145,20 +149,25 @@ def save_policy(model: PreTrainedModel, tokenizer_dir: str | Path, out: str | Pa
 def tree_hidden_states(model: PreTrainedModel, tokens: Tensor, depth: Tensor, plan: TreePlan) -> Tensor:
     """Final hidden state (after the last norm) of every token of a packed tree.
 
-    The model's attention is switched to tree attention, which without a plan is sdpa, and stays so: recomputation under
+    A model with layers that cannot take a tree mask is run path by path (``path_hidden_states``). Of any other the
+    attention is switched to tree attention, which without a plan is sdpa, and stays so: recomputation under
     gradient checkpointing needs it in backward.
 
     Args:
-        model: Any Hugging Face causal LM with standard full attention.
+        model: Any Hugging Face causal LM, or its trunk.
         tokens: [N] int64. depth: [N] int64, used as position ids.
 
     Returns:
         [N, E].
 
     Raises:
-        ConfigError: the model's attention is not plain full attention.
+        ConfigError: the model transforms its logits, or its attention is neither plain nor told in its config.
     """
     check_tree_support(model)
+    kinds = other_layers(model)
+    if kinds:
+        _say_paths(type(model).__name__, kinds)
+        return path_hidden_states(model, tokens, depth, plan.subtree_end)
     _switch_attention(model)
     handover = PlanHandover(plan)
     # a 4-D mask is handed on untouched: transformers then builds none of its own
@@ -176,6 +185,25 @@ def tree_hidden_states(model: PreTrainedModel, tokens: Tensor, depth: Tensor, pl
             "attention does not hand keyword arguments on; train on call rows instead"
         )
     return cast(Tensor, out.last_hidden_state[0])
+
+
+def path_hidden_states(model: PreTrainedModel, tokens: Tensor, depth: Tensor, subtree_end: Tensor) -> Tensor:
+    """As ``tree_hidden_states``, one root-to-leaf path after another: a shared prefix is computed once a leaf.
+
+    A path's states are kept from where it leaves the path before it, so that in depth-first order they follow each
+    other, and each token has one.
+
+    Args:
+        tokens, depth, subtree_end: [N] int64, a packed forest.
+    """
+    index = torch.arange(len(tokens), device=tokens.device)
+    states, done = [], 0
+    for leaf in (subtree_end == index + 1).nonzero().squeeze(-1).tolist():
+        path = (subtree_end[: leaf + 1] > leaf).nonzero().squeeze(-1)
+        out = model.base_model(input_ids=tokens[path][None], position_ids=depth[path][None], use_cache=False)
+        states.append(out.last_hidden_state[0, len(path) - (leaf + 1 - done) :])
+        done = leaf + 1
+    return torch.cat(states)
 
 
 def tree_scores(
@@ -252,16 +280,29 @@ def _switch_attention(model: PreTrainedModel) -> None:
     model.set_attn_implementation(ATTENTION_NAME)
 
 
+def other_layers(model: PreTrainedModel) -> tuple[str, ...]:
+    """Kinds of layers that cannot take a tree mask: linear attention, sliding windows and the like."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    if windowed and not getattr(config, "layer_types", None):
+        kinds.add("sliding_attention")
+    return tuple(sorted(kinds))
+
+
+@cache
+def _say_paths(model: str, kinds: tuple[str, ...]) -> None:
+    """Once a kind of model."""
+    logger.warning("%s has %s layers: its trees are run path by path, shared prefixes once a leaf", model, kinds)
+
+
 def check_tree_support(model: PreTrainedModel) -> None:
-    """Refuses models whose attention or logits are not the plain ones.
+    """Refuses models whose logits are not the plain ones.
 
     Raises:
         ConfigError: naming what the model does otherwise.
     """
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if kinds:
-        raise ConfigError(f"{type(model).__name__} has {sorted(kinds)} layers: tree attention is full attention only")
     extra = [name for name in _LOGIT_TRANSFORMS if getattr(config, name, None) not in (None, 1, 1.0)]
     if extra:
         raise ConfigError(f"{type(model).__name__} transforms its logits ({extra}): tree scoring does not")

@@ -110,6 +110,18 @@ class PolicyOptimizer:
         for part in self.parts.values():
             part.step()
 
+    def clipped_step(self, max_grad_norm: float) -> float:
+        """Scales the gradient down to a norm, then updates; returns the norm that it had."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+        self.step()
+        return float(norm)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of every group."""
+        for group in self.param_groups:
+            group["lr"] = lr
+
     def zero_grad(self) -> None:
         """Drops all gradients."""
         for part in self.parts.values():
@@ -129,6 +141,16 @@ class PolicyOptimizer:
             raise ConfigError(f"optimiser state holds {sorted(state)}, this optimiser has {sorted(self.parts)}")
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+
+
+def descend(optimiser: PolicyOptimizer, losses: Iterable[Tensor], max_grad_norm: float) -> tuple[float, float]:
+    """One step on a sum of losses, a graph at a time; returns it and the gradient's norm before clipping."""
+    optimiser.zero_grad()
+    total = 0.0
+    for loss in losses:
+        loss.backward()
+        total += float(loss.detach())
+    return total, optimiser.clipped_step(max_grad_norm)
 
 
 def make_optimizer(

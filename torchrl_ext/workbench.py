@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -30,12 +30,12 @@ from clawgym_env.types import Budget, Sampling
 from clawgym_env.world import World, limits_of
 from torchrl_ext.collector import TreeCollector
 from torchrl_ext.engine import TorchEngine
-from torchrl_ext.optim import PolicyOptimizer
+from torchrl_ext.models import load_policy, save_policy
 from torchrl_ext.progress import RunProgress
 from torchrl_ext.recipes.config import RunSettings
 
 #: Stages that save, in the order in which a run goes through them.
-STAGES = ("sft", "grpo")
+STAGES = ("sft", "value", "grpo", "ppo")
 DONE = 1 << 62
 
 
@@ -139,23 +139,34 @@ def derive_seed(seed: int, *key: object) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
-def save_state(bench: Workbench, stage: str, step: int, optimiser: PolicyOptimizer) -> None:
+class Stateful(Protocol):
+    """A module or an optimiser."""
+
+    def state_dict(self) -> Any:
+        """Everything to go on from."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Puts it back."""
+
+
+def save_state(bench: Workbench, stage: str, step: int, parts: Mapping[str, Stateful]) -> None:
+    """Writes the policy and what the stage has beside it, in the place of the save before."""
     folder = bench.folder.path / "checkpoints"
     folder.mkdir(exist_ok=True)
     state = {
         "stage": stage,
         "step": step,
         "model": bench.model.state_dict(),
-        "optimiser": optimiser.state_dict(),
         "elapsed_s": time.monotonic() - bench.started,
+        **{name: part.state_dict() for name, part in parts.items()},
     }
     beside = folder / ".state.pt"
     torch.save(state, beside)
     beside.replace(folder / "state.pt")
 
 
-def restore_state(bench: Workbench, stage: str, optimiser: PolicyOptimizer) -> int:
-    """Puts model and optimiser where the last save left them.
+def restore_state(bench: Workbench, stage: str, parts: Mapping[str, Stateful]) -> int:
+    """Puts the policy, and the parts of a stage that had begun, where the last save left them.
 
     Returns:
         Steps of ``stage`` that are done; ``DONE`` where a later stage has begun.
@@ -167,7 +178,18 @@ def restore_state(bench: Workbench, stage: str, optimiser: PolicyOptimizer) -> i
     bench.model.load_state_dict(state["model"])
     if state["stage"] != stage:
         return DONE if STAGES.index(state["stage"]) > STAGES.index(stage) else 0
-    optimiser.load_state_dict(state["optimiser"])
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
     kept = [r for r in bench.folder.metrics() if r["stage"] != stage or r["step"] <= state["step"]]
     bench.folder.keep_metrics(kept)
     return int(state["step"])
+
+
+def reference_policy(bench: Workbench) -> PreTrainedModel:
+    """The policy as it is now, frozen and kept with the run; of a run that is gone on with, as it was then."""
+    folder = bench.folder.path / "checkpoints" / "reference"
+    if not (folder / "config.json").is_file():
+        beside = folder.with_name(".reference")
+        save_policy(bench.model, bench.tokenizer_dir, beside)
+        beside.replace(folder)
+    return cast(PreTrainedModel, load_policy(folder).eval().requires_grad_(False))

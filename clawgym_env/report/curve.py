@@ -11,7 +11,7 @@ from typing import Any
 
 from clawgym_env.report.summary import RunSummary
 
-_REWARD, _PASS, _VALIDATION, _HELD_OUT = "#7a8b99", "#1f6feb", "#b35900", "#1a7f37"
+_REWARD, _PASS, _VALIDATION, _HELD_OUT, _CRITIC = "#7a8b99", "#1f6feb", "#b35900", "#1a7f37", "#8250df"
 _STYLE: Any = {"svg.hashsalt": "clawgym", "svg.fonttype": "path", "font.size": 9.0}
 
 
@@ -21,7 +21,7 @@ def draw_curve(summary: RunSummary) -> bytes | None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    panels = [draw for draw, rows in ((_draw_sft, summary.sft), (_draw_grpo, summary.grpo)) if rows]
+    panels = [draw for draw, rows in ((_draw_sft, summary.sft), (_draw_steps, summary.steps)) if rows]
     if not panels:
         return None
     import matplotlib
@@ -44,11 +44,13 @@ def _draw_sft(axes: Any, summary: RunSummary) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _draw_grpo(axes: Any, summary: RunSummary) -> None:
-    rows = summary.grpo
+def _draw_steps(axes: Any, summary: RunSummary) -> None:
+    rows = summary.steps
     axes.plot(*_points(rows, "reward"), color=_REWARD, marker=".", label="reward (training tasks)")
     axes.plot(*_points(rows, "pass_at_1"), color=_PASS, marker=".", label="Pass@1 (training tasks)")
     axes.plot(*_points(rows, "validation"), color=_VALIDATION, marker="D", ls="--", label="Pass@1 (validation)")
+    if summary.explained_variance is not None:
+        axes.plot(*_points(rows, "explained_variance"), color=_CRITIC, marker=".", label="explained variance (critic)")
     place = {"before": 0.0, "after": rows[-1]["step"] + 1.0}
     aside = 0.015 * place["after"]  # so that the intervals of two modes do not cover each other
     for k, (mode, marker) in enumerate(zip(summary.modes, "os", strict=False)):
@@ -61,7 +63,7 @@ def _draw_grpo(axes: Any, summary: RunSummary) -> None:
                 [place[m.when] + k * aside for m in found], [r.rate for r in rates], yerr=spread, fmt=marker,
                 color=_HELD_OUT, mfc=face, capsize=3, label=f"Pass@1 (held out, {mode})",
             )  # fmt: skip
-    axes.set(title="tree GRPO", xlabel="step", ylim=(-0.02, 1.02))
+    axes.set(title=summary.algorithm, xlabel="step", ylim=(-0.02, 1.02))
     axes.legend(fontsize=7, framealpha=0.6)
 
 

@@ -61,7 +61,7 @@ def held_out_of(config: Mapping[str, Any]) -> set[str]:
 def figures_by_harness(
     config: Mapping[str, Any],
     evaluations: Mapping[tuple[str, str], Sequence[StoredRollout]],
-    grpo: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
 ) -> list[HarnessFigures]:
     """Every harness of a run in the order in which they appear, those held out last."""
     measured: dict[str, dict[tuple[str, str], PassRate]] = {}
@@ -70,7 +70,7 @@ def figures_by_harness(
             scored = [r.reward.passed for r in own if r.reward is not None]
             measured.setdefault(label, {})[key] = wilson(sum(scored), len(scored))
     rows: dict[str, list[Mapping[str, Any]]] = {}
-    for row in grpo:
+    for row in steps:
         for label, own_row in row.get("by_harness", {}).items():
             rows.setdefault(label, []).append(own_row)
     held_out = held_out_of(config)

@@ -22,9 +22,15 @@ from clawgym_env.tree.ledger import Ledger, total
 STAGES: Mapping[str, str] = {
     "demos": "demonstrations",
     "sft": "supervised fine-tuning",
+    "value": "critic pretraining",
     "grpo": "tree GRPO",
+    "ppo": "tree PPO",
     "eval": "held-out evaluation",
 }
+#: Those that improve the policy; a run goes through one of them.
+_IMPROVING = ("grpo", "ppo")
+#: Those whose rollouts ``metrics.jsonl`` adds up.
+_LOGGED = ("demos", "value", *_IMPROVING)
 _EVAL_BATCH = re.compile(r"eval-(before|after)-(sampled|greedy)")
 _MODES = {"sampled": "sampled, T = 1", "greedy": "greedy, T = 0"}
 
@@ -87,7 +93,9 @@ class RunSummary:
     Attributes:
         measurements: Over the harnesses that the run trains under.
         finished: Whether the run came to its end.
-        grpo: Rows of ``metrics.jsonl``, one a step; ``sft`` likewise, one a save.
+        algorithm: What improved the policy: ``tree GRPO`` or ``tree PPO``.
+        steps: Its rows of ``metrics.jsonl``, one a step; ``value`` likewise of the critic's pretraining, ``sft`` one a
+            save.
         seconds: Part of the run -> wall seconds.
         rollout_seconds: Phase of a rollout -> mean wall seconds over the evaluations' rollouts.
         harnesses: Each harness by itself.
@@ -99,7 +107,9 @@ class RunSummary:
     config: Mapping[str, Any]
     measurements: Sequence[Measurement]
     sft: Sequence[Mapping[str, Any]]
-    grpo: Sequence[Mapping[str, Any]]
+    value: Sequence[Mapping[str, Any]]
+    algorithm: str
+    steps: Sequence[Mapping[str, Any]]
     accounts: Sequence[Account]
     unscored: Sequence[Unscored]
     seconds: Mapping[str, float]
@@ -120,9 +130,15 @@ class RunSummary:
     @property
     def log_prob_gap(self) -> tuple[float, float] | None:
         """Mean over the steps of the mean |log π_old − log μ|, and the largest of all; ``None`` without an update."""
-        means = [row["log_prob_gap_mean"] for row in self.grpo if row.get("log_prob_gap_mean") is not None]
-        largest = [row["log_prob_gap_max"] for row in self.grpo if row.get("log_prob_gap_max") is not None]
+        means = [row["log_prob_gap_mean"] for row in self.steps if row.get("log_prob_gap_mean") is not None]
+        largest = [row["log_prob_gap_max"] for row in self.steps if row.get("log_prob_gap_max") is not None]
         return (sum(means) / len(means), max(largest)) if means and largest else None
+
+    @property
+    def explained_variance(self) -> tuple[float, float] | None:
+        """Of the critic on rollouts that it has not seen, at the first and at the last step; ``None`` without one."""
+        found = [row["explained_variance"] for row in self.steps if row.get("explained_variance") is not None]
+        return (found[0], found[-1]) if found else None
 
     @property
     def modes(self) -> list[str]:
@@ -149,7 +165,8 @@ def summarise(folder: RunFolder) -> RunSummary:
     evaluations = _evaluations(folder, config)
     held_out = held_out_of(config)
     evaluated = [rollout for rollouts in evaluations.values() for rollout in rollouts]
-    accounts = [_logged(STAGES[stage], by_stage[stage]) for stage in ("demos", "grpo") if by_stage[stage]]
+    accounts = [_logged(STAGES[stage], by_stage[stage]) for stage in _LOGGED if by_stage[stage]]
+    improving = next((stage for stage in _IMPROVING if by_stage[stage]), _IMPROVING[0])
     return RunSummary(
         name=folder.path.resolve().name,
         recipe=recipe,
@@ -160,13 +177,15 @@ def summarise(folder: RunFolder) -> RunSummary:
             for (when, mode), rollouts in evaluations.items()
         ],
         sft=by_stage["sft"],
-        grpo=by_stage["grpo"],
+        value=by_stage["value"],
+        algorithm=STAGES[improving],
+        steps=by_stage[improving],
         accounts=[*accounts, *([_stored(evaluated)] if evaluated else [])],
         unscored=[*_unscored_rows(by_stage), *_unscored_rollouts(evaluated)],
         seconds=_seconds(rows),
         rollout_seconds=_rollout_seconds(evaluated),
         examples=pick_examples(_shown(folder, evaluations)),
-        harnesses=figures_by_harness(config, evaluations, by_stage["grpo"]),
+        harnesses=figures_by_harness(config, evaluations, by_stage[improving]),
     )
 
 
@@ -232,7 +251,7 @@ def _stored(rollouts: Sequence[StoredRollout]) -> Account:
 
 def _unscored_rows(by_stage: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Unscored]:
     out = []
-    for stage in ("demos", "grpo"):
+    for stage in _LOGGED:
         count: Counter[str] = Counter()
         for row in by_stage[stage]:
             count.update(row["unscored"])
@@ -257,11 +276,11 @@ def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         since = now - last if now >= last else now
         last = now
         stage = STAGES.get(row["stage"], str(row["stage"]))
-        if row["stage"] == "grpo":
+        if row["stage"] in ("value", *_IMPROVING):
             for part, seconds in row["seconds"].items():
                 spent[f"{stage}: {part}"] += seconds
                 since -= seconds
-            stage += ": validation and saving"
+            stage += ": saving" if row["stage"] == "value" else ": validation and saving"
         spent[stage] += max(0.0, since)
     return dict(spent)
 
@@ -282,5 +301,5 @@ def _shown(
     if sampled:
         return dict(sampled)
     others = [name for name in folder.batches() if not _EVAL_BATCH.fullmatch(name)]
-    newest = max(others, key=lambda name: (name.startswith("grpo"), name), default=None)
+    newest = max(others, key=lambda name: (name.startswith(_IMPROVING), name), default=None)
     return {newest: list(folder.rollouts(newest))} if newest is not None else {}

@@ -14,6 +14,7 @@ from torchrl_ext.measure import measure
 from torchrl_ext.recipes.config import MixConfig
 from torchrl_ext.recipes.stages import CurriculumSettings, EvalStage, GRPOStage
 from torchrl_ext.trainer import reinforce
+from torchrl_ext.updates import GRPOUpdate
 
 STAGE = GRPOStage(steps=4, tasks=4, group=8, lr=5e-4, warmup=1, validate_every=100)
 NONE = EvalStage(validation=0)
@@ -33,7 +34,7 @@ def test_learns_under_both_at_once_and_never_sees_the_third(imitated: Path, tmp_
     path = Path(shutil.copytree(imitated, tmp_path / "whole"))
     bench = workbench(path, settings)
     bench.folder.write_config({"recipe": "mix", **settings.model_dump(mode="json")})
-    reinforce(bench, STAGE, NONE)
+    reinforce(bench, GRPOUpdate(bench.model, STAGE), NONE)
     rows = [row for row in bench.folder.metrics() if row["stage"] == "grpo"]
     for row in rows:
         each = row["by_harness"]
@@ -67,9 +68,9 @@ def test_learns_under_both_at_once_and_never_sees_the_third(imitated: Path, tmp_
 
     first.progress.line = line  # type: ignore[method-assign]
     with pytest.raises(Stop):
-        reinforce(first, STAGE, NONE)
+        reinforce(first, GRPOUpdate(first.model, STAGE), NONE)
     again = workbench(broken, settings)
-    reinforce(again, STAGE, NONE)
+    reinforce(again, GRPOUpdate(again.model, STAGE), NONE)
     resumed = [row for row in again.folder.metrics() if row["stage"] == "grpo"]
     assert [row["reward"] for row in resumed] == [row["reward"] for row in rows]
     for name in ("grpo-0002", "grpo-0003"):
@@ -79,7 +80,7 @@ def test_learns_under_both_at_once_and_never_sees_the_third(imitated: Path, tmp_
 
 def test_groups_across_harnesses_share_a_baseline(imitated: Path, tmp_path: Path) -> None:
     bench = workbench(Path(shutil.copytree(imitated, tmp_path / "across")), MixConfig(**MIXED, grouping="task"))
-    reinforce(bench, GRPOStage(steps=1, tasks=2, group=4, validate_every=9), NONE)
+    reinforce(bench, GRPOUpdate(bench.model, GRPOStage(steps=1, tasks=2, group=4, validate_every=9)), NONE)
     rollouts = list(bench.folder.rollouts("grpo-0000"))
     assert {r.group for r in rollouts} == {"bandit/0", "bandit/1"}
     for task in ("bandit/0", "bandit/1"):

@@ -14,11 +14,7 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from clawgym_env.errors import ConfigError
@@ -84,25 +80,6 @@ def test_bfloat16_weights_load_as_float32_unless_asked(tmp_path: Path, tokenizer
     out = save_policy(create_policy(SMALL).bfloat16(), tokenizer_dir, tmp_path / "p")
     assert load_policy(out).dtype == torch.float32
     assert load_policy(out, dtype=torch.bfloat16).dtype == torch.bfloat16
-
-
-def test_sliding_windows_are_refused() -> None:
-    qwen = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, head_dim=16, use_sliding_window=True, sliding_window=4, max_window_layers=1,
-        )
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="sliding_attention"):
-        tree_log_probs(qwen, *CHAIN)
-    mistral = MistralForCausalLM(
-        MistralConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, sliding_window=4,
-        )
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="sliding"):
-        tree_log_probs(mistral, *CHAIN)
 
 
 def test_soft_capped_logits_are_refused() -> None:

@@ -20,6 +20,7 @@ from torchrl_ext.recipes.config import (
     RECIPES,
     GRPOConfig,
     MixConfig,
+    PPOConfig,
     QuickstartConfig,
     SFTConfig,
     build,
@@ -28,7 +29,7 @@ from torchrl_ext.recipes.config import (
 )
 
 SOURCE = "rollouts=runs/source"
-NEEDED = {"quickstart": [], "grpo": [], "sft": [SOURCE], "mix": []}
+NEEDED = {"quickstart": [], "grpo": [], "sft": [SOURCE], "ppo": [], "mix": []}
 
 
 def test_overrides_reach_their_stage_with_their_type() -> None:
@@ -90,6 +91,31 @@ def test_bare_steps_are_those_of_the_main_stage() -> None:
         build("quickstart", ["steps=1", "grpo.steps=2"])
 
 
+def test_the_critic_and_its_stages_are_set_beside_the_policy() -> None:
+    given = [
+        "steps=9",
+        "value.steps=1",
+        "critic.shared=true",
+        "critic.clip_value=0.2",
+        "ppo.lmbda=0.9",
+        "ppo.alpha=0.5",
+    ]
+    ppo = build("ppo", [*given, "ppo.lmbda_critic=none", "ppo.branch_advantage=split"])
+    assert isinstance(ppo, PPOConfig)
+    assert (ppo.ppo.steps, ppo.value.steps, ppo.critic.shared, ppo.critic.clip_value) == (9, 1, True, 0.2)
+    assert (ppo.ppo.lmbda, ppo.ppo.alpha, ppo.ppo.lmbda_critic, ppo.ppo.branch_advantage) == (0.9, 0.5, None, "split")
+    assert build("ppo", ["ppo.group=1", "demos.rollouts=0", "sft.steps=0"]).programs == {"pi": Program("pi")}
+
+
+def test_a_correction_takes_the_place_of_the_cap() -> None:
+    given = ["grpo.correction.kind=icepop", "grpo.correction.low=0.5", "grpo.correction.high=5"]
+    grpo = build("grpo", [*given, "grpo.kl_coeff=1e-3", "grpo.kl_estimator=k2", "grpo.zero_variance=filter"])
+    assert isinstance(grpo, GRPOConfig) and grpo.grpo.correction is not None
+    assert (grpo.grpo.correction.kind, grpo.grpo.correction.low, grpo.grpo.correction.high) == ("icepop", 0.5, 5.0)
+    assert (grpo.grpo.kl_coeff, grpo.grpo.kl_estimator, grpo.grpo.zero_variance) == (1e-3, "k2", "filter")
+    assert build("grpo", ["grpo.correction=none"]) == build("grpo", [])
+
+
 def test_the_quickstart_keeps_its_own_defaults_when_a_neighbour_is_set() -> None:
     quickstart, grpo = build("quickstart", ["grpo.lr=1e-5"]), build("grpo", ["grpo.lr=1e-5"])
     assert isinstance(quickstart, QuickstartConfig) and quickstart.grpo.negative_weight == 0.3
@@ -117,7 +143,7 @@ def test_every_recipe_survives_its_config_file(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [
-        ("nope", [], "unknown recipe 'nope'; there are: quickstart, sft, grpo, mix"),
+        ("nope", [], "unknown recipe 'nope'; there are: quickstart, sft, grpo, ppo, mix"),
         ("grpo", ["sede=1"], "sede: unknown key; there are: seed, suite, "),
         ("grpo", ["grpo.step=1"], "grpo.step: unknown key; there are: steps, tasks, group"),
         ("grpo", ["demos.skill=0.5"], "demos: unknown key; there are: "),
@@ -133,6 +159,17 @@ def test_every_recipe_survives_its_config_file(recipe: str) -> None:
         ("grpo", ["grpo.betas=[0.9,"], "grpo.betas=[0.9, is no JSON list"),
         ("grpo", ["grpo.normalisation=constant"], "constant=NUMBER goes with normalisation=constant"),
         ("grpo", ["grpo.constant=100"], "constant=NUMBER goes with normalisation=constant"),
+        ("grpo", ["grpo.dual_clip=3", "grpo.objective=cispo"], "dual_clip goes with objective=ppo, not with cispo"),
+        ("grpo", ["grpo.dual_clip=1"], "grpo.dual_clip: Input should be greater than 1"),
+        ("grpo", ["grpo.correction.kind=mis"], "grpo.correction.kind: Input should be 'token_tis', 'sequence_tis'"),
+        ("grpo", ["grpo.correction.high=5"], "grpo.correction.kind: Field required"),
+        ("grpo", ["grpo.correction.cap=5"], "grpo.correction.cap: unknown key; there are: kind, high, low"),
+        ("grpo", ["grpo.correction.kind=icepop", "grpo.correction.low=3"], "low must lie below high, got 3.0 and 2.0"),
+        ("ppo", ["ppo.correction.kind=k3", "ppo.correction.low=1"], "k3 has no lower bound: leave low out"),
+        ("ppo", ["ppo.scale=none"], "ppo.scale: unknown key; there are: steps, tasks, group, lr"),
+        ("ppo", ["ppo.gamma=1.1"], "ppo.gamma: Input should be less than or equal to 1"),
+        ("ppo", ["critic.head=2"], "critic.head: unknown key; there are: shared, detach, lr"),
+        ("ppo", ["demos.rollouts=0"], "demos.rollouts=0 leaves nothing to imitate: set sft.steps=0 as well"),
         ("grpo", ["filters.max_leaves=0"], "filters.max_leaves: Input should be greater than or equal to 1"),
         ("grpo", ["filters.subagent_credit=all"], "filters.subagent_credit: Input should be 'exclude', 'broadcast' or"),
         ("quickstart", ["filters.leaves=1"], "filters.leaves: unknown key; there are: dead_leaves, max_leaves, "),

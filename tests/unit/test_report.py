@@ -125,6 +125,29 @@ def test_a_finished_run(folder: RunFolder) -> None:
     assert '"recipe": "quickstart"' in said
 
 
+def test_a_run_with_a_critic(folder: RunFolder) -> None:
+    """Tree PPO in the place of tree GRPO, and the critic's figures beside it."""
+    rows = [dict(row) for row in folder.metrics()]
+    critic = {"loss_critic": 0.123, "explained_variance": 0.25, "value_mean": 0.4}
+    first = metrics_row("value", 1, 82.0, trained_rollouts=9, seconds={"rollouts": 1.0, "update": 0.5}, **critic)
+    steps = [{**row, "stage": "ppo", **critic} for row in rows if row["stage"] == "grpo"]
+    steps[-1]["explained_variance"] = 0.75
+    k = next(k for k, row in enumerate(rows) if row["stage"] == "grpo")
+    folder.keep_metrics([*rows[:k], first, *steps, *rows[k + len(steps) :]])
+    summary = summarise(folder)
+    assert (summary.algorithm, summary.explained_variance) == ("tree PPO", (0.25, 0.75))
+    assert [account.stage for account in summary.accounts] == [
+        "demonstrations", "critic pretraining", "tree PPO", "held-out evaluation",
+    ]  # fmt: skip
+    assert summary.seconds["critic pretraining: update"] == 0.5 and "tree GRPO" not in str(summary.seconds)
+    said = text_of(write_report(folder).read_text())
+    assert "Explained variance of the critic: 0.25 at the first step, 0.75 at the last" in said
+    assert "Critic pretraining, step by step" in said and "Tree PPO, step by step" in said
+    assert "tree PPO sandbox_error 3" in said and "critic pretraining sandbox_error 1" in said
+    assert "0.31 0.75 0.40 0.123 1.0%" in said, "gradient norm, then the critic, then the clip"
+    assert said.count("<svg") == 0 and (folder.path / "learning_curve.svg").stat().st_size > 0
+
+
 def test_ledger_adds_up(folder: RunFolder) -> None:
     demos, grpo, held_out = summarise(folder).accounts
     assert (grpo.rollouts, grpo.calls, grpo.captured, grpo.kept, grpo.aborted) == (30, 60, 300, 180, 9)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 
@@ -16,6 +17,8 @@ from clawgym_env.overrides import parse_overrides
 from clawgym_env.world import Program, limits_of
 from torchrl_ext.mixture import Curriculum, Mixture
 from torchrl_ext.recipes.stages import (
+    AnyDemosStage,
+    CriticSettings,
     CurriculumSettings,
     DemosStage,
     EvalStage,
@@ -26,8 +29,10 @@ from torchrl_ext.recipes.stages import (
     MixDemosStage,
     MixEvalStage,
     MixSFTStage,
+    PPOStage,
     Settings,
     SFTStage,
+    ValueStage,
     WholePromptSFTStage,
 )
 
@@ -116,6 +121,26 @@ class GRPOConfig(OneHarnessSettings):
     eval: EvalStage = EvalStage()
 
 
+class PPOConfig(OneHarnessSettings):
+    """The quickstart with a critic: demonstrate, imitate, fit the critic, then improve with tree PPO.
+
+    ``model=RUN demos.rollouts=0 sft.steps=0`` improves a policy that there is.
+    """
+
+    demos: AnyDemosStage = AnyDemosStage()
+    sft: SFTStage = SFTStage()
+    critic: CriticSettings = CriticSettings()
+    value: ValueStage = ValueStage()
+    ppo: PPOStage = PPOStage()
+    eval: EvalStage = EvalStage()
+
+    @model_validator(mode="after")
+    def _imitation_has_an_example(self) -> Self:
+        if self.demos.rollouts == 0 and self.sft.steps > 0:
+            raise ValueError("demos.rollouts=0 leaves nothing to imitate: set sft.steps=0 as well")
+        return self
+
+
 def _names(value: Any) -> Any:
     """``pi,codex`` -> ``("pi", "codex")``; ``none`` is an empty list."""
     if value is None:
@@ -179,16 +204,19 @@ class MixConfig(RunSettings):
         return self.per_harness.get(label, HarnessUse())
 
 
-Recipe = QuickstartConfig | SFTConfig | GRPOConfig | MixConfig
+Recipe = QuickstartConfig | SFTConfig | GRPOConfig | PPOConfig | MixConfig
 RECIPES: dict[str, type[Recipe]] = {
     "quickstart": QuickstartConfig,
     "sft": SFTConfig,
     "grpo": GRPOConfig,
+    "ppo": PPOConfig,
     "mix": MixConfig,
 }
 
 #: What the bare key ``steps`` means: the steps of a recipe's main stage.
-STEPS = {"quickstart": "grpo.steps", "sft": "sft.steps", "grpo": "grpo.steps", "mix": "grpo.steps"}
+STEPS = {
+    "quickstart": "grpo.steps", "sft": "sft.steps", "grpo": "grpo.steps", "ppo": "ppo.steps", "mix": "grpo.steps",
+}  # fmt: skip
 
 
 def build(recipe: str, overrides: Sequence[str]) -> Recipe:
@@ -235,4 +263,6 @@ def _say(kind: type[BaseModel], error: Any) -> str:
     at: Any = kind
     for name in error["loc"][:-1]:
         at = at.model_fields[name].annotation if hasattr(at, "model_fields") else get_args(at)[1]
+        if get_origin(at) in (Union, UnionType):  # an optional group of settings
+            at = get_args(at)[0]
     return f"unknown key; there are: {', '.join(at.model_fields)}"

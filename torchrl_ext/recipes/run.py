@@ -23,13 +23,16 @@ from torchrl_ext.progress import RunProgress
 from torchrl_ext.recipes.config import (
     GRPOConfig,
     MixConfig,
+    PPOConfig,
     QuickstartConfig,
     RunSettings,
     SFTConfig,
     stored,
 )
-from torchrl_ext.trainer import fine_tune, reinforce
-from torchrl_ext.workbench import Workbench
+from torchrl_ext.recipes.stages import EvalStage, GRPOStage, PolicyStage
+from torchrl_ext.trainer import fine_tune, pretrain_critic, reinforce
+from torchrl_ext.updates import CriticLearner, GRPOUpdate, PPOUpdate, ValueUpdate
+from torchrl_ext.workbench import Workbench, reference_policy
 
 #: Context of a policy that is measured, where neither its run nor the user says: prompt and answer in tokens.
 DEFAULT_CONTEXT = 4096
@@ -65,22 +68,44 @@ def _run(bench: Workbench) -> RunFolder:
     if isinstance(settings, QuickstartConfig | MixConfig):
         capture_demonstrations(bench, settings.demos)
         fine_tune(bench, settings.sft, folder, "demos")
-        measure(bench, settings.eval, "before")
-        reinforce(bench, settings.grpo, settings.eval)
-        measure(bench, settings.eval, "after")
+        _grpo(bench, settings.grpo, settings.eval)
+    elif isinstance(settings, PPOConfig):
+        if settings.demos.rollouts:
+            capture_demonstrations(bench, settings.demos)
+        fine_tune(bench, settings.sft, folder, "demos")
+        _ppo(bench, settings)
     elif isinstance(settings, SFTConfig):
         source = RunFolder.existing(Path(settings.rollouts))
         measure(bench, settings.eval, "before")
         fine_tune(bench, settings.sft, source)
         measure(bench, settings.eval, "after")
     elif isinstance(settings, GRPOConfig):
-        measure(bench, settings.eval, "before")
-        reinforce(bench, settings.grpo, settings.eval)
-        measure(bench, settings.eval, "after")
+        _grpo(bench, settings.grpo, settings.eval)
     else:
         raise ConfigError(f"no recipe runs {type(settings).__name__}")
     save_policy(bench.model, bench.tokenizer_dir, folder.path / "policy")
     return folder
+
+
+def _grpo(bench: Workbench, stage: GRPOStage, eval_stage: EvalStage) -> None:
+    measure(bench, eval_stage, "before")
+    update = GRPOUpdate(bench.model, stage, temperature=bench.settings.temperature, reference=_reference(bench, stage))
+    reinforce(bench, update, eval_stage)
+    measure(bench, eval_stage, "after")
+
+
+def _ppo(bench: Workbench, settings: PPOConfig) -> None:
+    measure(bench, settings.eval, "before")
+    reference = _reference(bench, settings.ppo)
+    learner = CriticLearner(bench.model, settings.critic, settings.ppo)
+    pretrain_critic(bench, ValueUpdate(settings.value, learner))
+    update = PPOUpdate(bench.model, settings.ppo, learner, temperature=settings.temperature, reference=reference)
+    reinforce(bench, update, settings.eval)
+    measure(bench, settings.eval, "after")
+
+
+def _reference(bench: Workbench, stage: PolicyStage) -> PreTrainedModel | None:
+    return reference_policy(bench) if stage.kl_coeff is not None else None
 
 
 def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) -> Workbench:
@@ -88,7 +113,7 @@ def open_bench(settings: RunSettings, folder: RunFolder, progress: RunProgress) 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers_logging.disable_progress_bar()  # the run has its own
     world = open_mixed_world(settings.programs, settings.suite, level=settings.level, sandbox=settings.sandbox)
-    if isinstance(settings, QuickstartConfig | MixConfig) and settings.demos.rollouts:
+    if isinstance(settings, QuickstartConfig | MixConfig | PPOConfig) and settings.demos.rollouts:
         for harness in world.harnesses.values():
             shell_of(harness)
     source = resolve_model(settings.model) if settings.model else None

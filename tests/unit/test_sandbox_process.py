@@ -56,7 +56,7 @@ class TestProcess(SandboxSuite, LifeCycleSuite, LimitsSuite):
             sandbox = await self.backend().create(SandboxSpec())
             started = await sandbox.exec(["sh", "-c", f"setsid sleep {duration} & echo $PPID"])
             os.kill(int(started.stdout), signal.SIGKILL)
-            assert len(processes_with(duration)) == 1
+            assert wait_until(lambda: len(processes_with(duration)) == 1)  # a shell until it has become setsid, then sleep
             await sandbox.stop()
             assert not processes_with(duration)
             assert set(folders.base_folder().iterdir()) == before

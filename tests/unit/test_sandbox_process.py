@@ -56,7 +56,8 @@ class TestProcess(SandboxSuite, LifeCycleSuite, LimitsSuite):
             sandbox = await self.backend().create(SandboxSpec())
             started = await sandbox.exec(["sh", "-c", f"setsid sleep {duration} & echo $PPID"])
             os.kill(int(started.stdout), signal.SIGKILL)
-            assert wait_until(lambda: len(processes_with(duration)) == 1)  # a shell until it has become setsid, then sleep
+            # at first it is a shell still, then setsid
+            assert wait_until(lambda: len(processes_with(duration)) == 1)
             await sandbox.stop()
             assert not processes_with(duration)
             assert set(folders.base_folder().iterdir()) == before

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from clawgym_env.dialect import Dialect
 from clawgym_env.harnesses import install
 from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell
+from clawgym_env.harnesses.endings import after_events
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 NAME = "codex"
@@ -153,16 +154,7 @@ class CodexHarness(BaseModel):
 
     def exit_error(self, result: ExecResult) -> str | None:
         """Why Codex failed, in one line; ``None`` when it ended as it should."""
-        if result.rc < 0:
-            return f"Codex was killed by signal {-result.rc}"
-        ended, why = _ending(result.stdout)
-        if result.rc == 0 and why is None and (ended or result.truncated):
-            return None
-        if why is None:
-            lines = result.stderr.decode(errors="replace").strip().splitlines()
-            unfinished = "" if ended else " and no finished turn"
-            why = lines[-1] if lines else f"Codex ended with exit code {result.rc}{unfinished}"
-        return " ".join(why.split())[:500]
+        return after_events(result, "Codex", "turn", *_ending(result.stdout))
 
 
 def _ending(stdout: bytes) -> tuple[bool, str | None]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from clawgym_env.dialect import SAFE, Dialect, Tolerance
 from clawgym_env.harnesses import install
 from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell
+from clawgym_env.harnesses.endings import last_words
 from clawgym_env.harnesses.merging import merged
 from clawgym_env.harnesses.packages import NANOBOT
 from clawgym_env.harnesses.pypi import interpreter_mounts
@@ -116,9 +117,4 @@ class NanobotHarness(BaseModel):
 
     def exit_error(self, result: ExecResult) -> str | None:
         """Why nanobot failed, in one line; ``None`` when it ended as it should."""
-        if result.rc == 0:
-            return None
-        if result.rc < 0:
-            return f"nanobot was killed by signal {-result.rc}"
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"nanobot ended with exit code {result.rc} and said nothing"
+        return last_words(result, "nanobot")

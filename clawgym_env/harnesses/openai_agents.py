@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from clawgym_env.errors import ConfigError
 from clawgym_env.harnesses import install
 from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Shell
+from clawgym_env.harnesses.endings import last_words
 from clawgym_env.harnesses.packages import OPENAI_AGENTS
 from clawgym_env.harnesses.pypi import interpreter_mounts
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
@@ -100,9 +101,4 @@ class OpenAIAgentsHarness(BaseModel):
 
     def exit_error(self, result: ExecResult) -> str | None:
         """Why the agent failed, in one line; ``None`` when it ended as it should."""
-        if result.rc == 0:
-            return None
-        if result.rc < 0:
-            return f"the agent was killed by signal {-result.rc}"
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"the agent ended with exit code {result.rc} and said nothing"
+        return last_words(result, "the agent")

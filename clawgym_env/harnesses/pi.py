@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from clawgym_env.dialect import SAFE, Dialect, Tolerance
 from clawgym_env.harnesses import install
 from clawgym_env.harnesses.base import HarnessInfo, Launch, LaunchContext, Wire
+from clawgym_env.harnesses.endings import last_words
 from clawgym_env.sandboxes.base import ExecResult, Mount, Sandbox
 
 PI_TARGET = "/opt/clawgym/pi"
@@ -158,12 +159,7 @@ class PiHarness(BaseModel):
 
     def exit_error(self, result: ExecResult) -> str | None:
         """Why pi failed, in one line; ``None`` when it ended as it should."""
-        if result.rc == 0:
-            return None
-        if result.rc < 0:
-            return f"pi was killed by signal {-result.rc}"
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"pi ended with exit code {result.rc} and said nothing"
+        return last_words(result, "pi")
 
 
 def _json(value: object) -> bytes:

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from clawgym_env.errors import ConfigError
 from clawgym_env.types import TokenArray
+from tests import forests
 from torchrl_ext import attention
 from torchrl_ext.attention import make_plan, tree_attention
 from torchrl_ext.models import PolicyConfig, create_policy, tree_log_probs, tree_scores
@@ -31,21 +32,6 @@ def tree_arrays(parent: TokenArray) -> tuple[TokenArray, TokenArray]:
     return depth, end
 
 
-def random_parents(n: int, fork: float, root: float, seed: int) -> TokenArray:
-    """Depth-first parents: each token goes on, forks off an ancestor, or starts a new tree."""
-    rng = np.random.default_rng(seed)
-    parent, stack = [-1], [0]
-    for i in range(1, n):
-        u = rng.random()
-        if u < root:
-            stack = []
-        elif u < root + fork:
-            stack = stack[: rng.integers(1, len(stack) + 1)]
-        parent.append(stack[-1] if stack else -1)
-        stack.append(i)
-    return np.array(parent, dtype=np.int64)
-
-
 def comb(spine: int) -> TokenArray:
     """A spine with a one-token branch before each of its tokens: the worst case for cutting into chains."""
     parent = [-1]
@@ -62,6 +48,11 @@ def star(branches: int, stem: int = 3) -> TokenArray:
 
 def chain(n: int) -> TokenArray:
     return np.arange(-1, n - 1)
+
+
+def random_parents(n: int, fork: float, root: float, seed: int) -> TokenArray:
+    """Those of a random forest; see :func:`forests.random_parents`."""
+    return np.array(forests.random_parents(n, fork, root, np.random.default_rng(seed)), dtype=np.int64)
 
 
 parents = st.builds(
